@@ -26,19 +26,18 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 
-from benchmarks.parts import tree
-from benchmarks.servers import TEMPLATE
-from benchmarks.tables import Table, machine, median, median_ratio, show
-from benchmarks.ticks import compiled
+from benchmarks import tables
+from benchmarks.servers import TEMPLATE, Cost, cost, cost_cells, load_generator, service, tell_and_wait
+from benchmarks.tables import Table, machine, median, show
 from brayx.errors import StartupError
 from brayx.gamecore.client import Client
 
-CASES = {"no console": 0, "console, no viewer": 0, "3 viewers": 3}
-_WARM_UP_S = 0.3
+NONE = "no console"
+CASES = {NONE: 0, "console, no viewer": 0, "3 viewers": 3}
 _TIMEOUT_S = 60.0
 _BEGIN_S = 120.0
 _LEARN_S = 25.0
@@ -49,22 +48,8 @@ recording: {kind: recording, every: 3, flush_s: 0.5}
 """
 
 
-class Server(NamedTuple):
-    """A served CartPole.
-
-    Attributes:
-        tcp: URL of its TCP door.
-        console: URL of its console; empty: it has none.
-        pid: its process.
-    """
-
-    tcp: str
-    console: str
-    pid: int
-
-
 def serve(with_console: bool) -> None:
-    """Serves until standard input ends; prints the URLs."""
+    """Serves until standard input ends; a console's URL is the last word of a line."""
     from brayx.jobs.config import JobConfig
     from brayx.local.serving import Serving
 
@@ -77,20 +62,7 @@ def serve(with_console: bool) -> None:
         with Serving(job, f"sqlite:///{folder}/mlflow.db", say=lambda line: built.set()) as serving:
             built.wait(_TIMEOUT_S)
             with serving.console(said.append) if with_console else contextlib.nullcontext():
-                console = said[-1].rpartition(" ")[2] if with_console else ""
-                print(json.dumps({"tcp": serving.urls["tcp"], "console": console}), flush=True)
-                sys.stdin.read()
-
-
-@contextlib.contextmanager
-def served(with_console: bool) -> Iterator[Server]:
-    """Serves in another process."""
-    words = [sys.executable, "-m", "benchmarks.console", "--serve", str(int(with_console))]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        yield Server(**json.loads(process.stdout.readline()), pid=process.pid)
-        process.stdin.close()
+                tell_and_wait({"tcp": serving.urls["tcp"], "console": said[-1].rpartition(" ")[2] if said else ""})
 
 
 @contextlib.contextmanager
@@ -123,15 +95,12 @@ def followed(console: str, viewers: int) -> Iterator[list[int]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--serve", type=int, metavar="CONSOLE", help="serve (the benchmark starts itself so)")
+    parser = tables.options(__doc__, rounds=9, seconds=3.0)
     parser.add_argument("--sessions", type=int, default=16, help="concurrent sessions (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=9, help="(default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (default: %(default)s)")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw the documentation's pictures")
     parser.add_argument("--chromium", default=shutil.which("chromium"), help="for pictures (default: %(default)s)")
     parser.add_argument("--league", type=Path, help="for pictures: the mlflow.db of a league")
-    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
+    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.serve is not None:
         serve(bool(options.serve))
@@ -139,53 +108,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.pictures is not None:
         draw(options.pictures, options.chromium, options.league)
         return 0
-    rates: dict[str, list[float]] = {name: [] for name in CASES}
-    costs: dict[str, list[float]] = {name: [] for name in CASES}
-    pages: dict[str, list[float]] = {name: [] for name in CASES}
-    seen: dict[str, list[float]] = {name: [] for name in CASES}
+    costs: dict[str, list[Cost]] = {name: [] for name in CASES}
+    shown: dict[str, list[float]] = {name: [] for name in CASES}
     with contextlib.ExitStack() as stack:
-        command = compiled(Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="brayx-console-"))))
-        servers = {name: stack.enter_context(served(name != "no console")) for name in CASES}
+        load = stack.enter_context(load_generator())
+        servers = {
+            name: stack.enter_context(service("benchmarks.console", "--serve", str(int(name != NONE))))
+            for name in CASES
+        }
         for server, viewers in zip(servers.values(), CASES.values(), strict=True):
             if viewers:  # starts the console's process before the first round
-                httpx.get(f"{server.console}/api/trials", timeout=_TIMEOUT_S).raise_for_status()
-        for at in range(options.rounds):
-            for name in [*CASES][:: 1 if at % 2 else -1]:
-                server = servers[name]
-                words = [*command, "--url", server.tcp, "--sessions", str(options.sessions)]
-                words += ["--seconds", str(options.seconds), "--body", "cartpole"]
-                with followed(server.console, CASES[name]) as got:
-                    job, page = used_s(server.pid)
-                    done = json.loads(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout)
-                    job_after, page_after = used_s(server.pid)
-                # Also over the load's warm-up, whose ticks are not in its figure.
-                ticks = done["ticks_per_s"] * (options.seconds + _WARM_UP_S)
-                rates[name].append(done["ticks_per_s"])
-                costs[name].append((job_after - job) / ticks)
-                pages[name].append((page_after - page) / (options.seconds + _WARM_UP_S))
-                seen[name].append(sum(got) / (options.seconds + _WARM_UP_S))
+                httpx.get(f"{server.urls['console']}/api/trials", timeout=_TIMEOUT_S).raise_for_status()
+        for number in range(options.rounds):
+            for name in [*CASES][:: 1 if number % 2 else -1]:
+                urls, pid = servers[name]
+                with followed(urls["console"], CASES[name]) as got:
+                    spent = cost(load, pid, urls["tcp"], options.sessions, options.seconds, "cartpole")
+                costs[name].append(spent)
+                shown[name].append(sum(got) / spent.seconds)
     table = Table(
         ["", ">ticks/s", ">of none", ">CPU µs a tick", ">to none", ">ticks/s shown", ">CPU s a second of the console"]
     )
-    for name in CASES:
-        table.add(
-            name,
-            median(rates[name]),
-            median_ratio(rates[name], rates["no console"]),
-            (median(costs[name]) or 0.0) * 1e6,
-            median_ratio(costs[name], costs["no console"]),
-            median(seen[name]),
-            median(pages[name]),
-        )
+    for name, rounds in costs.items():
+        page = median([done.others_cpu_s * done.ticks_per_s for done in rounds])
+        table.add(name, *cost_cells(rounds, costs[NONE]), median(shown[name]), page)
     about = f"{machine()}; {options.sessions} sessions, {options.rounds} rounds of {options.seconds:g} s, medians"
     show(about, table.markdown(), markdown=options.markdown)
     return 0
-
-
-def used_s(pid: int) -> tuple[float, float]:
-    """CPU seconds so far of a process, and of the processes that it has started."""
-    own, *others = (sum(each.cpu_times()[:2]) for each in tree(pid))
-    return own, sum(others)
 
 
 def draw(out: Path, chromium: str | None, league: Path | None) -> None:

@@ -14,7 +14,6 @@ torch eager and of 60 µs over the engine's call apply to the MLP.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import functools
 import subprocess
@@ -30,6 +29,7 @@ import torch
 import uvloop
 from torch import nn
 
+from benchmarks import tables
 from benchmarks.tables import Table, machine, median, median_ratio, percentile, show
 from brayx.engines import build_engine
 from brayx.engines.base import Engine
@@ -383,11 +383,8 @@ def publishing(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement (default: %(default)s)")
+    parser = tables.options(__doc__, rounds=5, seconds=1.0)
     parser.add_argument("--local", action="store_true", help="only what needs no Ray")
-    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     options = parser.parse_args(argv)
     about = f"{machine()}; {options.rounds} rounds of {options.seconds:g} s, medians"
     table = Table(["what", ">value", "wanted"])

@@ -1,4 +1,4 @@
-"""What a learner does on a GPU, for `benchmarks.gpu_parts`: its speed, whole trainings, and two ranks on one device."""
+"""What a learner does on a GPU, for `benchmarks.gpu --all`: its speed, whole trainings, and two ranks on one device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -16,7 +17,7 @@ import gymnasium
 import numpy as np
 import torch
 
-from benchmarks.gpu import NO_GPU, Part, has_gpu
+from benchmarks.servers import ROOT
 from benchmarks.tables import Table
 from brayx.algorithms.optimise import Precision
 from brayx.algorithms.ppo import PPOConfig
@@ -28,7 +29,38 @@ from brayx.trainer.config import TrainerConfig
 from brayx.trainer.loop import LearnerLoop
 from brayx.trainer.ranks import Alone, Processes, Ranks
 
-ROOT = Path(__file__).parents[1]
+NO_GPU = "no GPU"
+
+
+@dataclass
+class Part:
+    """The result of a part.
+
+    Attributes:
+        tables: tables by title.
+        skipped: what was not done, and why.
+        failed: what went wrong; empty: the part passed.
+        seconds: how long it took.
+        facts: further results.
+    """
+
+    tables: dict[str, Table] = field(default_factory=dict)
+    skipped: list[str] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    seconds: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The result in markdown."""
+        lines = [f"**{title}**\n\n{table.markdown()}\n" for title, table in self.tables.items()]
+        lines += [f"- {name}: {value}" for name, value in self.facts.items()]
+        lines += [f"- skipped: {line}" for line in self.skipped]
+        return "\n".join([*lines, *(f"- FAILED: {line}" for line in self.failed)])
+
+
+def has_gpu() -> bool:
+    """Whether torch finds a GPU."""
+    return torch.cuda.is_available()
 
 
 class Sink:

@@ -4,8 +4,6 @@
     python -m benchmarks.league --strength four/four.yaml   # the accuracy of served ratings instead
 
 ``draw`` is the matchmaker alone, ``draw, result`` with a new result between two draws, which changes a win rate.
-``draw for the gate`` is the league's draw with a champion and a candidate that has met every tenth of the pool, where
-each game is the gate's.
 ``game`` is a whole game of two seats in the league, with its transaction in the books.
 
 Sessions of agents that act with a 64x64 MLP are ticked in closed loops, without a network: all with one snapshot, then
@@ -19,7 +17,6 @@ serves it, and its game plays through the TCP door; both seats of a game request
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import functools
 import itertools
@@ -34,6 +31,7 @@ from typing import Any
 import numpy as np
 import uvloop
 
+from benchmarks import tables
 from benchmarks.forward import large, loops, mlp
 from benchmarks.tables import Table, machine, median, median_ratio, percentile, show
 from brayx.actor.agent import Agent, Services, State, forward
@@ -59,7 +57,6 @@ from brayx.league.matchmaking import Matchmaker
 from brayx.league.member import Member
 from brayx.league.payoff import Payoff
 from brayx.league.playing import on_free_ports
-from brayx.league.snapshots import Snapshot
 from brayx.local.serving import Serving
 from brayx.metrics import Recorder
 from brayx.model.arms import Followed
@@ -107,22 +104,6 @@ def draw_rates(pool: int, seconds: float) -> tuple[float, float]:
         matchmaker.played(MAIN, opponent)
 
     return a_second(lambda call: matchmaker.draw("main", rng), seconds), a_second(draw_and_play, seconds)
-
-
-def gate_draw_rate(pool: int, seconds: float) -> float:
-    """Draws per second of a league whose games are nearly all the gate's."""
-    options = config(pool).model_dump() | {"gate": {"share": 0.999}}
-    ledger = Ledger(":memory:")
-    for version in range(1, pool + 1):
-        ledger.freeze(Snapshot(Member("main", version), f"digest {version}", None, version, 0.0), {})
-    ledger.crown(Member("main", pool - 1))
-    league = League(LeagueConfig.model_validate(options), ledger)
-    for version in range(1, pool - 1, 10):
-        for member in (Member("main", pool - 1), Member("main", pool)):
-            league.payoff.add(member, Member("main", version), 1.0)
-    rate = a_second(lambda call: league.draw(f"{call:032x}"), seconds)
-    ledger.close()
-    return rate
 
 
 def play_games(path: Path, pool: int, games: int) -> float:
@@ -347,15 +328,12 @@ def _beside(job: JobConfig) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = tables.options(__doc__, rounds=3, seconds=1.0)
     parser.add_argument("--pool", type=int, default=1000, help="snapshots (default: %(default)s)")
     parser.add_argument("--games", type=int, help="in the books (default: 20000), or of each pair (default: 400)")
-    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each measurement (default: %(default)s)")
     parser.add_argument("--strength", metavar="JOB", help="the YAML of a calibrated job: 400 games of each pair")
     parser.add_argument("--table", action="store_true", help="serve it without levels: by the points of its table")
     parser.add_argument("--at-once", type=int, default=32, help="its concurrent games (default: %(default)s)")
-    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     options = parser.parse_args(argv)
     if options.strength:
         strength(options.strength, options.games or 400, options.at_once, options.table, options.markdown)
@@ -364,14 +342,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = f"{machine()}; {options.rounds} rounds of {options.seconds:g} s, medians; {options.games:,} games"
     draws: list[float | None] = []
     with_results: list[float | None] = []
-    for_gate: list[float | None] = []
     games: list[float | None] = []
     sizes: list[float | None] = []
     for _ in range(options.rounds):
         alone, between = draw_rates(options.pool, options.seconds)
         draws.append(alone)
         with_results.append(between)
-        for_gate.append(gate_draw_rate(options.pool, options.seconds))
         with tempfile.TemporaryDirectory(prefix="brayx-league-") as folder:
             empty = Path(folder, "empty.db")
             play_games(empty, options.pool, 0)
@@ -381,7 +357,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = Table(["what", ">value"])
     table.add(f"pool of {options.pool:,}: draw, a second", median(draws))
     table.add("draw, result, a second", median(with_results))
-    table.add("draw for the gate, a second", median(for_gate))
     table.add("game, a second", median(games))
     table.add("bytes of a game in the books", median(sizes))
     with (

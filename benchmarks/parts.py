@@ -28,7 +28,8 @@ from typing import Any, Self
 import numpy as np
 import psutil
 
-from benchmarks.tables import Table, ratio
+from benchmarks.servers import tree
+from benchmarks.tables import Table, median, ratio
 
 ENVIRONMENTS = (("CartPole-v1", 16), ("CartPole-v1", 64), ("Pendulum-v1", 16))
 _UNROLL = 64
@@ -72,7 +73,7 @@ _LOOKS = 5
 
 def parts(seconds: float) -> list[Table]:
     """The tables; each figure takes ``seconds``."""
-    return [collecting(seconds), updating(seconds)]
+    return [collecting(seconds), updating(seconds), distributions()]
 
 
 def collecting(seconds: float) -> Table:
@@ -143,7 +144,7 @@ def updating(seconds: float) -> Table:
     seen, network = np.zeros(4, np.float32), NetworkConfig(hidden=[64, 64])
     module: torch.nn.Module
     for name, config in configs.items():
-        batch = _batch()
+        batch = _batch(_COLUMNS, _UNROLL)
         if isinstance(config, SACConfig):
             module, _ = soft_policy_for(seen, action_size=1, network=network)
             batch["action"] = torch.rand(*batch["mask"].shape, 1) * 2 - 1
@@ -170,10 +171,64 @@ def _next_step(envs: Any, actions: Iterator[Any]) -> None:
     envs.step(next(actions))
 
 
-def _batch() -> dict[str, Any]:
+def distributions() -> Table:
+    """The cost of a trial's distributions: for the learner, which counts them, and for MLflow's process, which draws
+    them. For scale, the table begins with a PPO update on a batch of the CartPole recipe."""
     import torch
 
-    shape = (_COLUMNS, _UNROLL + 1)
+    from brayx.algorithms.build import build
+    from brayx.algorithms.ppo import PPOConfig
+    from brayx.metrics import Recorder
+    from brayx.metrics.totals import Totals
+    from brayx.nets.cnn import NatureCNN
+    from brayx.nets.mlp import ActorCritic
+    from brayx.tracking import Trial, initialise, tracking_uri
+    from brayx.tracking.pictures import log_shapes
+    from brayx.trainer.config import TrainerConfig
+    from brayx.trainer.shapes import Shapes
+
+    class Numbers(Recorder):
+        """A recorder, which needs not know the games' returns."""
+
+        def newest(self) -> dict[str, float]:
+            return {}
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    numbers, module = Numbers(), ActorCritic(4, 2, hidden=(64, 64))
+    algorithm = build(PPOConfig(epochs=20, minibatch_size=256), module, torch.optim.Adam(module.parameters()))
+    batch, large = _batch(8, 32), {name: tensor.numpy() for name, tensor in _batch(128, 128).items()}
+    small = {name: tensor.numpy() for name, tensor in batch.items()}
+
+    def counted(sample: dict[str, np.ndarray], net: torch.nn.Module) -> None:
+        Shapes(numbers, 30.0).record_in_turn(sample, algorithm, net)
+
+    interval_s = TrainerConfig.model_fields["histogram_interval_s"].default
+    out = Table(["what", ">ms", f">% of {interval_s:g} s"])
+
+    def add(what: str, call: Callable[[], object]) -> None:
+        took_s = _median_s(call)
+        out.add(what, 1e3 * took_s, 100 * took_s / interval_s)
+
+    add("a PPO update on 256 transitions, 20 epochs", lambda: algorithm.update(batch, 0.0))
+    add("learner: distributions of a 64x64 MLP", lambda: counted(small, module))
+    counted(small, module)
+    totals = Totals()
+    totals.merge(numbers.drain())
+    shapes = totals.take_shapes()
+    images = NatureCNN((4, 84, 84))
+    algorithm.advantages = (torch.randn(128 * 128), torch.ones(128 * 128))
+    add("learner: of the Nature CNN, 16,384 transitions", lambda: counted(large, images))
+    with tempfile.TemporaryDirectory() as folder:
+        trial = Trial.open("benchmark", "pictures", initialise(tracking_uri(folder)))
+        add("MLflow's process: the three pictures of the MLP", lambda: log_shapes(trial, shapes, 1))
+    return out
+
+
+def _batch(columns: int, steps: int) -> dict[str, Any]:
+    import torch
+
+    shape = (columns, steps + 1)
     mask = torch.ones(shape)
     mask[:, -1] = 0
     return {
@@ -186,6 +241,17 @@ def _batch() -> dict[str, Any]:
         "mask": mask,
         "policy_version": torch.zeros(shape, dtype=torch.int64),
     }
+
+
+def _median_s(call: Callable[[], object]) -> float:
+    """Median seconds of twenty calls, after one that does not count."""
+    call()
+    took = []
+    for _ in range(20):
+        began = time.perf_counter()
+        call()
+        took.append(time.perf_counter() - began)
+    return median(took) or 0.0
 
 
 def _least(call: Callable[[], object], seconds: float) -> float:
@@ -208,15 +274,6 @@ def _rate(call: Callable[[], object], seconds: float) -> float:
         call()
         count += 1
     return count / (time.perf_counter() - began)
-
-
-def tree(pid: int) -> list[psutil.Process]:
-    """A process and its descendants; empty once it has ended."""
-    try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def by_thread(pid: int) -> dict[int, float]:

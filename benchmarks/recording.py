@@ -21,26 +21,23 @@ import argparse
 import contextlib
 import json
 import math
-import os
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.servers import TEMPLATE
-from benchmarks.tables import Table, machine, median, median_ratio, show
-from benchmarks.ticks import compiled
+from benchmarks import tables
+from benchmarks.servers import TEMPLATE, Cost, cost, cost_cells, load_generator, serve_agents, service
+from benchmarks.tables import Table, machine, median, show
 
 if TYPE_CHECKING:
     from brayx.recording.columns import TickColumns
 
 AGENTS = ("echo", "cartpole", "screen")
-_WARM_UP_S = 0.3
 _PER_FILE = 300
 _SESSIONS_PER_FILE = 2000
 _FRAMES = 300
@@ -57,13 +54,11 @@ _OBS = np.zeros(4, np.float32)
 
 
 def serve(agent: str, recording: str, folder: str) -> None:
-    """Serves until standard input ends; prints the URLs."""
+    """Serves until standard input ends; says what the recorder has lost."""
     from brayx.actor.agent import Agent, Services, State
     from brayx.actor.agent_actor import AgentActorFactory
     from brayx.actor.codec import Codec
     from brayx.actor.config import ActorConfig
-    from brayx.actor.host import LocalHost
-    from brayx.actor.serving import Runtime
     from brayx.jobs.config import JobConfig
     from brayx.jobs.weights import acting_from
     from brayx.metrics import Recorder
@@ -98,38 +93,19 @@ def serve(agent: str, recording: str, folder: str) -> None:
         acting.build(lambda line: None)
         services = Services({"model": acting.model}, {}, recorder)
         factory = AgentActorFactory.of(actor, job.agents, job.folder, as_dict, services, recorders=recorders)
-    host = LocalHost(actor, Runtime(factory, recorder, close=closing(recorders)))
-    host.open()
-    print(json.dumps(host.urls), flush=True)
-    sys.stdin.read()
-    host.close()
-    print(json.dumps(recorder.summary()), flush=True)
-
-
-@contextlib.contextmanager
-def served(agent: str, recording: str, folder: Path) -> Iterator[tuple[str, int]]:
-    """Serves in another process; yields the URL of its TCP door, and its process id."""
-    words = [sys.executable, "-m", "benchmarks.recording", "--serve", agent, recording, str(folder)]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        yield json.loads(process.stdout.readline())["tcp"], process.pid
-        process.stdin.close()
-        lost = {name: value for name, value in json.loads(process.stdout.readline()).items() if "_lost" in name}
-        if lost:
-            print(f"{agent}, {recording}: {lost}", file=sys.stderr)
+    serve_agents(factory, recorder, actor, *closing(recorders))
+    lost = {name: value for name, value in recorder.summary().items() if "_lost" in name}
+    if lost:
+        print(f"{agent}, {recording}: {lost}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--serve", nargs=3, metavar="WORD", help="serve one agent (the benchmark starts itself so)")
+    parser = tables.options(__doc__, rounds=5, seconds=3.0)
     parser.add_argument("--sessions", type=int, default=16, help="concurrent sessions (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement (default: %(default)s)")
     parser.add_argument("--many", type=int, default=1_000_000, help="sessions to list (default: %(default)s)")
     parser.add_argument("--replay", type=int, nargs="?", const=60_000, metavar="TICKS", help="replay (%(const)s)")
-    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
+    parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.serve:
         serve(*options.serve)
@@ -139,56 +115,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         show(f"{machine()}; {options.rounds} rounds, medians", replays, markdown=options.markdown)
         return 0
     about = f"{machine()}; {options.sessions} sessions, {options.rounds} rounds of {options.seconds:g} s, medians"
-    table = Table(["agent", "recorded", ">ticks/s", ">of none", ">CPU µs a tick", ">to none", ">kB a tick"])
-    for agent in AGENTS:
-        rates: dict[str, list[float]] = {name: [] for name in RECORDINGS}
-        costs: dict[str, list[float]] = {name: [] for name in RECORDINGS}
-        with tempfile.TemporaryDirectory(prefix="brayx-recording-") as temporary:
-            folders = {name: Path(temporary, name) for name in RECORDINGS}
-            with contextlib.ExitStack() as stack:
-                command = compiled(Path(temporary))
-                servers = {name: stack.enter_context(served(agent, name, folders[name])) for name in RECORDINGS}
-                for _ in range(options.rounds):
-                    for name, (url, pid) in servers.items():
-                        words = [*command, "--url", url, "--sessions", str(options.sessions)]
-                        words += ["--seconds", str(options.seconds)]
-                        words += (
-                            ["--body", "cartpole"]
-                            if agent == "cartpole"
-                            else ["--body", "echo", "--bytes", str(ECHO_BYTES)]
-                        )
-                        before = cpu_s(pid)
-                        done = json.loads(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout)
-                        rates[name].append(done["ticks_per_s"])
-                        # Also over the load's warm-up, whose ticks are not in its figure.
-                        costs[name].append(
-                            (cpu_s(pid) - before) / (done["ticks_per_s"] * (options.seconds + _WARM_UP_S))
-                        )
-            for name in RECORDINGS:
-                cost_us = None if any(math.isnan(each) for each in costs[name]) else median(costs[name])
-                table.add(
-                    agent,
-                    name,
-                    median(rates[name]),
-                    median_ratio(rates[name], rates["none"]),
-                    None if cost_us is None else cost_us * 1e6,
-                    median_ratio(costs[name], costs["none"]),
-                    _kb_a_tick(folders[name]),
-                )
-    tables = (table, reading(options.many), showing())
-    show(about, "\n\n".join(each.markdown() for each in tables), markdown=options.markdown)
+    measured = (ticking(options.sessions, options.rounds, options.seconds), reading(options.many), showing())
+    show(about, "\n\n".join(table.markdown() for table in measured), markdown=options.markdown)
     return 0
 
 
-def cpu_s(pid: int) -> float:
-    """CPU time of a process and its children so far, in seconds; NaN where /proc does not tell."""
-    total, ticks_per_s = 0, os.sysconf("SC_CLK_TCK")
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = stat.read_text().rpartition(")")[2].split()
-            if stat.parent.name == str(pid) or fields[1] == str(pid):
-                total += int(fields[11]) + int(fields[12])
-    return total / ticks_per_s if total else math.nan
+def ticking(sessions: int, rounds: int, seconds: float) -> Table:
+    """The rate and the CPU of each agent by what is recorded; the CPU is also that of the writer's process."""
+    table = Table(["agent", "recorded", ">ticks/s", ">of none", ">CPU µs a tick", ">to none", ">kB a tick"])
+    for agent in AGENTS:
+        body = ("cartpole",) if agent == "cartpole" else ("echo", "--bytes", str(ECHO_BYTES))
+        costs: dict[str, list[Cost]] = {name: [] for name in RECORDINGS}
+        with tempfile.TemporaryDirectory(prefix="brayx-recording-") as temporary:
+            folders = {name: Path(temporary, name) for name in RECORDINGS}
+            with contextlib.ExitStack() as stack:
+                load = stack.enter_context(load_generator())
+                servers = {
+                    name: stack.enter_context(service("benchmarks.recording", "--serve", agent, name, str(folder)))
+                    for name, folder in folders.items()
+                }
+                for _ in range(rounds):
+                    for name, (urls, pid) in servers.items():
+                        spent = cost(load, pid, urls["tcp"], sessions, seconds, *body)
+                        costs[name].append(spent._replace(cpu_s=spent.cpu_s + spent.others_cpu_s))
+            for name, rounds_of in costs.items():
+                table.add(agent, name, *cost_cells(rounds_of, costs["none"]), _kb_a_tick(folders[name]))
+    return table
 
 
 def _columns(bodies: Sequence[bytes], reply: bytes, attributes: Sequence[Mapping[str, Any]]) -> TickColumns:

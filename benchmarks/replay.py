@@ -12,7 +12,6 @@ updates of 50 ms on one CPU, with the trainer's option ``prefetch`` 0 and 1.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import logging
 import os
@@ -27,6 +26,7 @@ import ray
 import torch
 from ray.util.queue import Queue
 
+from benchmarks import tables
 from benchmarks.tables import Table, machine, median, median_ratio, percentile, show
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.start import start_ray
@@ -213,12 +213,9 @@ def idle_share(way: str, seconds: float, prefetch: int) -> float:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement (default: %(default)s)")
+    parser = tables.options(__doc__, rounds=3, seconds=5.0)
     parser.add_argument("--pushes", type=int, default=50, help="of push to batch (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one short round, to see that it runs")
-    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     options = parser.parse_args(argv)
     rounds, seconds, pushes = (1, 0.5, 3) if options.quick else (options.rounds, options.seconds, options.pushes)
     about = f"{machine()}; batches of {COLUMNS} x {STEPS} transitions; {rounds} rounds of {seconds:g} s, medians"

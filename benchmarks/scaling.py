@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import psutil
 
+from benchmarks import tables
 from benchmarks.tables import Table, machine, median, show
 
 TEMPLATE = Path(__file__).parents[1] / "pipelines" / "templates" / "ppo_env.yaml"
@@ -325,13 +326,10 @@ def whole_table(rows: Sequence[tuple[int, int, list[dict[str, Any] | None]]]) ->
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = tables.options(__doc__, rounds=3, seconds=2.0)
     parser.add_argument("--env", default=ENV, help="Gymnasium id (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1_000_000, help="of each training (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each stage (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one short round of the least")
-    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     parser.add_argument("--one", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.one is not None:

@@ -1,24 +1,23 @@
-"""The services that `benchmarks/ticks.py` loads, each a process that prints its addresses and ends with its stdin.
+"""The services that benchmarks load, each a process that ends with its standard input; and the load itself.
 
 ``serve`` starts Ray with the echo and the CartPole application on Serve, behind one kind of ingress (Ray reads the kind
 at its start, hence a process for each), and with their native ports. ``bare`` is the reference without brayx: Starlette
 on uvicorn with a handler that returns the body, and for Bray's TCP framing a server on asyncio's streams that starts a
 task for each request, as Bray's worker does, on asyncio's loop and on uvloop.
-``door`` is brayx's door on uvicorn without Serve, ``replicas`` an echo of two replicas.
+``door`` is brayx's door on uvicorn without Serve, ``replicas`` an echo of two replicas. Other benchmarks serve from
+their own modules.
 
-To profile a replica under load (py-spy is not among the dependencies; PID is that of ``ServeReplica:cartpole``):
-
-    python benchmarks/servers.py serve --ingress haproxy      # prints its URLs, ends with its standard input
-    python benchmarks/load.py URL --door http --sessions 16 --seconds 9 --body cartpole
-    py-spy record --pid PID --duration 6 --rate 200 --format raw --output profile.txt
+The load is `clients/cpp/load.cpp`, which leaves more CPU to the service than a real client.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -26,53 +25,183 @@ import sys
 import tempfile
 import threading
 import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
 
-TEMPLATE = Path(__file__).parents[1] / "pipelines" / "templates" / "cartpole.yaml"
-_END_S = 10.0
+import psutil
+
+from benchmarks.tables import median, median_ratio
+
+if TYPE_CHECKING:
+    from brayx.actor.agent_actor import AgentActorFactory
+    from brayx.actor.config import ActorConfig
+    from brayx.metrics import Recorder
+
+ROOT = Path(__file__).parents[1]
+TEMPLATE = ROOT / "pipelines" / "templates" / "cartpole.yaml"
+ECHO_BODY = b"x" * 256
+CARTPOLE_BODY = b'{"obs":[0.0273956,-0.00611216,0.03585979,0.0197368],"reward":1.0}'
 WORKERS_NICE = 15
 """Nice value that Ray adds to its workers by default."""
+_WARM_UP_S = 0.3
+"""Of the load, before it counts."""
+_END_S = 10.0
 
 
-class Server:
-    """A context with a ready service in another process.
-
-    Args:
-        words: arguments of this module's command line.
+class Service(NamedTuple):
+    """A service in another process.
 
     Attributes:
-        urls: base URL by application (``echo``, ``cartpole``).
+        urls: its addresses by name.
+        pid: its process.
     """
 
-    def __init__(self, *words: str) -> None:
-        self._words = words
-        self.urls: dict[str, str] = {}
+    urls: dict[str, str]
+    pid: int
 
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.servers", *self._words],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith("{"):
-                self.urls = json.loads(line)
-                return self
-        self._process.wait()
-        raise RuntimeError(f"benchmarks.servers {' '.join(self._words)} ended with {self._process.returncode}")
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
+@contextlib.contextmanager
+def service(module: str, *words: str) -> Iterator[Service]:
+    """Runs ``python -m module`` with these words until the context ends; a line of JSON says where it serves.
+
+    Raises:
+        RuntimeError: it ended.
+    """
+    command = [sys.executable, "-m", module, *words]
+    process: Any = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        urls = next((line for line in process.stdout if line.startswith("{")), None)
+        if urls is None:
+            raise RuntimeError(f"{module} {' '.join(words)} ended with {process.wait()}")
+        yield Service(json.loads(urls), process.pid)
+    finally:
+        process.stdin.close()
         try:
-            self._process.wait(60.0)
+            process.wait(60.0)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            process.kill()
+            process.wait()
+        process.stdout.close()
+
+
+def server(*words: str) -> contextlib.AbstractContextManager[Service]:
+    """One of this module's services."""
+    return service("benchmarks.servers", *words)
+
+
+class Loaded(NamedTuple):
+    """The result of a load; percentiles are of a tick."""
+
+    ticks: float
+    ticks_per_s: float
+    p50_s: float
+    p99_s: float
+
+
+Load = Callable[..., Loaded]
+
+
+@contextlib.contextmanager
+def load_generator() -> Iterator[Load]:
+    """Compiles the load; gives a function of a URL, the number of sessions and of seconds, and further options.
+
+    Raises:
+        RuntimeError: there is no C++ compiler.
+    """
+    compiler = shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        raise RuntimeError("the load is a C++ program, and there is no compiler g++")
+    with tempfile.TemporaryDirectory(prefix="brayx-load-") as folder:
+        program, source = f"{folder}/load", str(ROOT / "clients" / "cpp" / "load.cpp")
+        subprocess.run([compiler, "-std=c++17", "-O2", source, "-o", program], check=True)
+
+        def load(url: str, sessions: int, seconds: float, body: str = "echo", *more: str) -> Loaded:
+            words = ["--url", url, "--sessions", str(sessions), "--seconds", str(seconds), "--body", body, *more]
+            done = json.loads(subprocess.run([program, *words], stdout=subprocess.PIPE, check=True).stdout)
+            return Loaded(*(float(done[name]) for name in Loaded._fields))
+
+        yield load
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """A process and its descendants; empty once it has ended."""
+    try:
+        root = psutil.Process(pid)
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def cpu_s(pid: int) -> tuple[float, float]:
+    """CPU seconds so far of a process, and of the processes that it has started."""
+    own, *others = (sum(process.cpu_times()[:2]) for process in tree(pid))
+    return own, sum(others)
+
+
+class Cost(NamedTuple):
+    """The cost of serving a load.
+
+    Attributes:
+        ticks_per_s: rate.
+        cpu_s: CPU seconds of the serving process for each tick.
+        others_cpu_s: those of the processes that it has started.
+        seconds: how long the load took, with its warm-up.
+    """
+
+    ticks_per_s: float
+    cpu_s: float
+    others_cpu_s: float
+    seconds: float
+
+
+def cost(load: Load, pid: int, url: str, sessions: int, seconds: float, *more: str) -> Cost:
+    """Loads a service; the CPU is also that of the load's warm-up, and so are the ticks that it is divided by."""
+    own, others = cpu_s(pid)
+    rate = load(url, sessions, seconds, *more).ticks_per_s
+    own_after, others_after = cpu_s(pid)
+    spent_s = seconds + _WARM_UP_S
+    ticks = rate * spent_s
+    return Cost(rate, (own_after - own) / ticks, (others_after - others) / ticks, spent_s)
+
+
+def cost_cells(rounds: Sequence[Cost], none: Sequence[Cost]) -> list[float | None]:
+    """The rate, its ratio to ``none``, the CPU of a tick in µs, and its ratio; medians over rounds."""
+    (rates, used), (bare_rates, bare_used) = (
+        ([done.ticks_per_s for done in costs], [1e6 * done.cpu_s for done in costs]) for costs in (rounds, none)
+    )
+    return [median(rates), median_ratio(rates, bare_rates), median(used), median_ratio(used, bare_used)]
+
+
+def listeners(url: str) -> list[int]:
+    """Ids of the processes that listen at a URL's port."""
+    port = urlsplit(url).port
+    listening = [c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+    return sorted({c.pid for c in listening if c.pid and c.laddr and c.laddr.port == port})
+
+
+def serve_agents(factory: AgentActorFactory, recorder: Recorder, config: ActorConfig, *close: Any) -> None:
+    """Serves on the local host until standard input ends; prints the URLs."""
+    from brayx.actor.host import LocalHost
+    from brayx.actor.serving import Runtime
+
+    host = LocalHost(config, Runtime(factory, recorder, close=list(close)))
+    host.open()
+    tell_and_wait(host.urls)
+    host.close()
+
+
+def tell_and_wait(urls: dict[str, str]) -> None:
+    """Says where this process serves, and waits until standard input ends."""
+    print(json.dumps(urls), flush=True)
+    sys.stdin.read()
+
+
+def _doors(url: str) -> dict[str, str]:
+    with urllib.request.urlopen(f"{url}/", timeout=30.0) as reply:
+        doors: dict[str, str] = json.load(reply)["doors"]
+    return doors
 
 
 def _replicas() -> None:
@@ -89,13 +218,12 @@ def _replicas() -> None:
         serve.run(echo.app(echo.EchoArgs(num_workers=2, native_port=0, tcp_port=0)), name="echo", route_prefix="/")
         directory: Any = ray.get_actor("echo/sessions", namespace=NAMESPACE)
         addresses: list[str] = ray.get(directory.addresses.remote())
-        with urllib.request.urlopen(f"{cluster.url}/", timeout=30.0) as reply:
-            doors = json.load(reply)["doors"]
-        _tell_and_wait({**doors, **{f"replica {number}": url for number, url in enumerate(addresses)}})
+        replicas = {f"replica {number}": url for number, url in enumerate(addresses)}
+        tell_and_wait({**_doors(cluster.url), **replicas})
         _delete("echo")
 
 
-def _serve(ingress: str, tracking: str | None) -> None:
+def _serve(ingress: str) -> None:
     from brayx.cluster.cluster import Cluster
 
     with (
@@ -110,17 +238,15 @@ def _serve(ingress: str, tracking: str | None) -> None:
         from brayx.tracking import tracking_uri
         from deployments import echo
 
-        uri = tracking or str(Path(folder) / "mlflow.db")
         serve.run(echo.app(echo.EchoArgs(native_port=0, tcp_port=0)), name="echo", route_prefix="/echo")
         ports = ["actor.native_port=0", "actor.tcp_port=0", "actor.actors_per_worker=4096"]
-        cartpole = serving_application(JobConfig.load(TEMPLATE, ports), tracking_uri(uri))
+        cartpole = serving_application(JobConfig.load(TEMPLATE, ports), tracking_uri(str(Path(folder) / "mlflow.db")))
         serve.run(cartpole, name="cartpole", route_prefix="/cartpole")
         urls = {name: f"{cluster.url}/{name}" for name in ("echo", "cartpole")}
         for name, url in list(urls.items()):
-            with urllib.request.urlopen(f"{url}/", timeout=30.0) as reply:
-                doors = json.load(reply)["doors"]
-            urls.update({f"{name} native": doors["http"], f"{name} tcp": doors["tcp"]})
-        _tell_and_wait(urls)
+            doors = _doors(url)
+            urls |= {f"{name} native": doors["http"], f"{name} tcp": doors["tcp"]}
+        tell_and_wait(urls)
         for name in ("echo", "cartpole"):
             _delete(name)
 
@@ -163,7 +289,7 @@ def _bare() -> None:
         framing = socket.create_server(("127.0.0.1", 0), backlog=4096)
         threading.Thread(target=run, args=(_bray_like(framing),), daemon=True).start()
         urls[name] = f"tcp://127.0.0.1:{framing.getsockname()[1]}"
-    _tell_and_wait(urls)
+    tell_and_wait(urls)
     server.should_exit = True
     thread.join(5.0)
 
@@ -192,17 +318,11 @@ async def _bray_like(listener: socket.socket) -> None:
         await server.serve_forever()
 
 
-def _tell_and_wait(urls: dict[str, str]) -> None:
-    print(json.dumps(urls), flush=True)
-    sys.stdin.read()
-
-
 def main(argv: list[str] | None = None) -> int:
     """Serves until standard input ends."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("kind", choices=["bare", "door", "replicas", "serve"])
     parser.add_argument("--ingress", choices=["haproxy", "serve"], default="haproxy")
-    parser.add_argument("--tracking", help="MLflow's URI or file: serve its champion (default: untrained)")
     options = parser.parse_args(argv)
     if options.kind == "bare":
         _bare()
@@ -213,7 +333,7 @@ def main(argv: list[str] | None = None) -> int:
     elif options.kind == "replicas":
         _replicas()
     else:
-        _serve(options.ingress, options.tracking)
+        _serve(options.ingress)
     return 0
 
 

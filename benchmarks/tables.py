@@ -1,10 +1,11 @@
-"""Tables of measurements: percentiles, medians over rounds, ratios to a reference, markdown.
+"""Tables of measurements: percentiles, medians over rounds, ratios to a reference, markdown; and common options.
 
 Pure functions, except `show`; knows nothing of the measurements.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
 import statistics
 from collections.abc import Callable, Sequence
@@ -106,6 +107,17 @@ class Table:
             + "|"
         )
         return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def options(text: str | None, *, rounds: int | None = None, seconds: float | None = None) -> argparse.ArgumentParser:
+    """A parser with the options that the benchmarks share; those with a default of None are left out."""
+    parser = argparse.ArgumentParser(description=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, help="of every measurement (default: %(default)s)")
+    if seconds is not None:
+        parser.add_argument("--seconds", type=float, default=seconds, help="of a measurement (default: %(default)s)")
+    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
+    return parser
 
 
 def machine() -> str:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.train --seeds 0 1 2      # the tables of docs/benchmarks.md
     python -m benchmarks.train --quick            # does it run at all
-    python -m benchmarks.train --parts            # only what the loop is made of: environments, collecting, updates
+    python -m benchmarks.train --parts            # only what the loop is made of: environments, updates, distributions
     python -m benchmarks.train --cluster          # the host on Ray, too
 
 ``ppo`` is `python -m pipelines.ppo` in one process with its tuned preset, ``same`` is it with Stable-Baselines3's
@@ -36,10 +36,10 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks import tables
 from benchmarks.parts import SPY, CpuClock, cpu_by_part, parts, parts_table
-from benchmarks.sb3_cartpole import NUM_ENVS, UNROLL_LENGTH
+from benchmarks.sb3 import CARTPOLE_UNROLL, FILE, INSTALL, NUM_ENVS, STAMPED
 from benchmarks.servers import TEMPLATE
-from benchmarks.stamped import ENV_ID, FILE
 from benchmarks.tables import Table, each, machine, median, median_ratio, show
 
 TARGET = 475.0
@@ -67,15 +67,15 @@ _TUNED_STEPS = 200_000
 """Of a run with the tuned preset, at least: what its schedules are made for; they take seconds."""
 _TUNED = ("--preset", "tuned")
 _SAME = (
-    *("--num-workers", "1", "--num-envs", str(NUM_ENVS), "--set", f"unroll_length={UNROLL_LENGTH}"),
+    *("--num-workers", "1", "--num-envs", str(NUM_ENVS), "--set", f"unroll_length={CARTPOLE_UNROLL}"),
     *("--set", "minibatch_size=256", "--set", "epochs=20", "--gamma", "0.98", "--gae-lambda", "0.8"),
     *("--entropy-coef", "0", "--lr", "1e-3", "--clip-param", "0.2", "--set", "threads=1"),
     *("--set", "learning_rate_schedule=linear", "--set", "clip_schedule=linear"),
 )
-"""Hyperparameters of `benchmarks.sb3_cartpole`; the networks are the same by default."""
+"""Hyperparameters of `benchmarks.sb3.cartpole`; the networks are the same by default."""
 _TIMEOUT_S = 900.0
 _PARTS_STEPS = 30_000
-GAMECORE = f"brayx gamecore gym {ENV_ID} --url {{url}} --seed {{index}} --quiet"
+GAMECORE = f"brayx gamecore gym {STAMPED} --url {{url}} --seed {{index}} --quiet"
 _NUM_GAMES = 8
 _EVALUATED = 100
 """Episodes that a finished policy is measured by."""
@@ -328,7 +328,7 @@ def games_table(played: dict[str, list[Played | None]]) -> Table:
 
 def run_sb3(seed: int, steps: int) -> Outcome | None:
     """One run of Stable-Baselines3."""
-    ran = _process(["-m", "benchmarks.sb3_cartpole", "--seed", str(seed), "--steps", str(steps)])
+    ran = _process(["-m", "benchmarks.sb3", "cartpole", "--seeds", str(seed), "--steps", str(steps)])
     if ran is None:
         return None
     return outcome([Point(*point) for point in json.loads(ran.out.splitlines()[-1])["points"]], ran)
@@ -397,7 +397,7 @@ def points_of(folder: Path) -> list[Point]:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The options; ``--quick`` overrides what takes time."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = tables.options(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="(default: 0 1 2)")
     parser.add_argument(
         "--steps", type=int, default=100_000,
@@ -412,7 +412,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="an option of brayx's job, in the runs through a door",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
-    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     parser.add_argument("--quick", action="store_true", help="one seed, 4,000 steps: reaches nothing")
     options = parser.parse_args(argv)
     if options.variant is None:
@@ -432,8 +431,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     console = Console(stderr=True, highlight=False)
     if "sb3" in options.variant and find_spec("stable_baselines3") is None:
-        from benchmarks.sb3_cartpole import INSTALL
-
         message = f"Stable-Baselines3 is not installed, so there is nothing to compare with: {INSTALL}"
         console.print(message, markup=False)
         options.variant = [variant for variant in options.variant if variant != "sb3"]

@@ -13,21 +13,21 @@ With ``--encodings`` it measures those of contracts instead: decoding a tick and
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import random
 import struct
-import subprocess
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
-import psutil
 
+from benchmarks import tables
+from benchmarks.servers import cpu_s, serve_agents, service
 from benchmarks.tables import Table, machine, median, median_ratio, show
 from brayx.gamecore.contract import ENCODINGS, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
@@ -49,13 +49,11 @@ _REPLY = b'{"action": 3}'
 
 
 def serve(codec: str) -> None:
-    """Serves until standard input ends; prints the URL."""
+    """Serves until standard input ends."""
     from brayx.actor.agent import Agent, Services, State
     from brayx.actor.agent_actor import AgentActorFactory
     from brayx.actor.codec import Codec
     from brayx.actor.config import ActorConfig
-    from brayx.actor.host import LocalHost
-    from brayx.actor.serving import Runtime
     from brayx.metrics import Recorder
 
     class Acts(Agent):
@@ -67,11 +65,7 @@ def serve(codec: str) -> None:
         agents=["agent"], port=0, native_port=0, tcp_port=None, websocket_window_bits=15, episode_length=64
     )
     factory = AgentActorFactory({"agent": Acts}, {}, Services(), Codec("json" if codec == "json" else None))
-    host = LocalHost(actor, Runtime(factory, recorder))
-    host.open()
-    print(host.urls["ws"], flush=True)
-    sys.stdin.read()
-    host.close()
+    serve_agents(factory, recorder, actor)
 
 
 def json_bodies(size: int) -> list[bytes]:
@@ -147,21 +141,11 @@ class Cost(NamedTuple):
     cpu_us: float
 
 
-@contextlib.contextmanager
-def served(codec: str) -> Iterator[tuple[str, psutil.Process]]:
-    """Serves in another process; yields the URL and the process."""
-    words = [sys.executable, "-m", "benchmarks.wire", "--serve", codec]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdin is not None
-        yield process.stdout.readline().strip(), psutil.Process(process.pid)
-        process.stdin.close()
-
-
-def play(url: str, server: psutil.Process, bodies: Sequence[bytes], way: tuple[str, int], seconds: float) -> Cost:
+def play(url: str, server: int, bodies: Sequence[bytes], way: tuple[str, int], seconds: float) -> Cost:
     """Ticks for some seconds, compressed by a codec and level of `WAYS`."""
     from brayx.gamecore import deflate
     from brayx.gamecore.client import Client
+    from brayx.gamecore.transports import websocket
     from brayx.gamecore.transports.connection import ClientConnection
 
     moved = 0
@@ -181,25 +165,18 @@ def play(url: str, server: psutil.Process, bodies: Sequence[bytes], way: tuple[s
     codec, deflate.LEVEL = way
     if codec:
         deflate.CODEC = importlib.import_module(codec)
-    transport = importlib.import_module("brayx.gamecore.transports.websocket")
-    transport.Connection = Counted  # type: ignore[attr-defined]
-    with Client(url, compress=bool(codec)) as client:
+    with patch.object(websocket, "ClientConnection", Counted), Client(url, compress=bool(codec)) as client:
         client.start()
         for body in bodies:  # once before it counts
             client.tick(body)
-        moved, ticks, own, other = 0, 0, time.process_time(), _cpu_s(server)
+        moved, ticks, own, other = 0, 0, time.process_time(), cpu_s(server)[0]
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             for body in bodies:
                 client.tick(body)
             ticks += len(bodies)
-        cpu_s = time.process_time() - own + _cpu_s(server) - other
-        return Cost(moved / ticks, cpu_s / ticks * 1e6)
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+        spent_s = time.process_time() - own + cpu_s(server)[0] - other
+        return Cost(moved / ticks, spent_s / ticks * 1e6)
 
 
 def alone(bodies: Sequence[bytes], codec: Any, level: int, window_bits: int = 15, memory: int = 8) -> Cost:
@@ -316,12 +293,9 @@ def encodings(rounds: int, seconds: float) -> Table:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--serve", metavar="CODEC", help="serve one agent (the benchmark starts itself so)")
-    parser.add_argument("--rounds", type=int, default=5, help="(default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement (default: %(default)s)")
+    parser = tables.options(__doc__, rounds=5, seconds=2.0)
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--encodings", action="store_true", help="measure the encodings of contracts instead")
-    parser.add_argument("--markdown", action="store_true", help="print plain markdown")
     options = parser.parse_args(argv)
     if options.serve:
         serve(options.serve)
@@ -336,10 +310,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         bodies = make()
         costs: dict[str, list[Cost]] = {way: [] for way in WAYS}
         apart: dict[str, list[Cost]] = {codec: [] for codec in [*CODECS, "delta"]}
-        with served("json" if name.startswith("JSON") else "bytes") as (url, server):
+        with service("benchmarks.wire", "--serve", "json" if name.startswith("JSON") else "bytes") as served:
             for _ in range(options.rounds):
                 for way, how in WAYS.items():
-                    costs[way].append(play(url, server, bodies, how, options.seconds))
+                    costs[way].append(play(served.urls["ws"], served.pid, bodies, how, options.seconds))
                 for codec, (module, *options_of) in CODECS.items():
                     apart[codec].append(alone(bodies, importlib.import_module(module), *options_of))
                 apart["delta"].append(delta(bodies))

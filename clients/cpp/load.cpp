@@ -3,9 +3,9 @@
 //     g++ -std=c++17 -O2 clients/cpp/load.cpp -o load
 //     ./load --url tcp://127.0.0.1:8101 --sessions 16 --seconds 2
 //
-// The same as benchmarks/load.py at a fraction of its cost, because the load and the server share the machine: requests
-// are written once and patched; replies are checked for status and length, and with --check for content. Prints one
-// JSON document with the figures of benchmarks/load.py. It uses none of the client's headers.
+// Costs a fraction of what a client does, because the load and the server share the machine: requests are written once
+// and patched; replies are checked for status and length, and with --check for content. Prints one JSON document. It uses
+// none of the client's headers.
 //
 //   --url        tcp://host:port, http://host:port/prefix (POST /step) or ws://host:port/prefix (bare messages)
 //   --sessions   number of sessions
@@ -380,7 +380,7 @@ class Load {
         return !plan_.check || std::memcmp(body.data(), session.tick.data() + session.body_at, body.size()) == 0;
     }
 
-    // The measurement begins when all sessions have started, as in benchmarks/load.py.
+    // The measurement begins when all sessions have started.
     void started() {
         if (--starting_ > 0) return;
         from_ = now_ + kWarmUp;

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from benchmarks import mountain_car
+from benchmarks import sb3
 from brayx.actions import ActionSpec, sample
 from brayx.algorithms.bc import BCConfig
 from brayx.algorithms.impala import ImpalaConfig
@@ -157,7 +157,7 @@ def test_pendulum_ppo(rows: Rows, seed: int) -> None:
 def test_mountain_car_ppo(rows: Rows, seed: int) -> None:
     """Reference: Stable-Baselines3's first games that reach the goal, after one to five thousand steps. What comes
     later is no measure: with either library, games reach the goal, for thousands of steps do not, and do again."""
-    result = mountain_car.train(seed)
+    result = sb3.train(seed)
     rows.add(
         "PPO with state-dependent exploration, MountainCarContinuous-v0, until 60",
         seed=seed,

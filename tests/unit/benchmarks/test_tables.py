@@ -8,10 +8,11 @@ import time
 
 import pytest
 
-from benchmarks import layers, load, parts, servers, ticks, train
+from benchmarks import layers, parts, servers, ticks, train
 from benchmarks.parts import CpuClock
+from benchmarks.servers import Cost, Loaded
 from benchmarks.tables import Table, figure, median, median_ratio, percentile, ratio
-from benchmarks.ticks import Case, Round
+from benchmarks.ticks import Case
 from benchmarks.train import Outcome, Point, Ran, outcome
 
 
@@ -54,7 +55,7 @@ def test_markdown_aligns_and_refuses_ragged_rows() -> None:
 
 def test_ticks_compares_with_the_bare_echo_of_the_same_door_and_sessions() -> None:
     bare, served = Case("echo", "ws", "bare", 16), Case("cartpole", "ws", "haproxy", 16)
-    fast, slow = Round(1000.0, 0.001, 0.002), Round(250.0, 0.004, 0.008)
+    fast, slow = Loaded(2000, 1000.0, 0.001, 0.002), Loaded(500, 250.0, 0.004, 0.008)
     rows = ticks.table({bare: [fast, fast], served: [slow, slow]}).rows
     assert list(rows[1]) == ["cartpole", "ws", "HAProxy", 16, 250.0, 4.0, 8.0, 0.25]
     assert list(ticks.table({bare: [fast, None]}).rows[0])[4:] == [None, None, None, None]
@@ -127,10 +128,17 @@ def test_options() -> None:
         ticks.parse(["--rounds", "0"])
 
 
-def test_the_services_accept_the_load_bodies() -> None:
-    assert set(load.BODIES) == {"echo", "cartpole"}
-    assert servers.TEMPLATE.exists()
-    assert layers.SESSION
+def test_the_cost_of_serving_is_compared_round_by_round() -> None:
+    none = [Cost(100.0, 1e-5, 0.0, 1.0), Cost(10.0, 2e-5, 0.0, 1.0)]
+    slower = [Cost(50.0, 2e-5, 0.0, 1.0), Cost(5.0, 4e-5, 0.0, 1.0)]
+    assert servers.cost_cells(slower, none) == pytest.approx([27.5, 0.5, 30.0, 2.0])
+
+
+def test_a_service_says_where_it_serves_and_ends_with_its_context() -> None:
+    with servers.server("bare") as served:
+        assert set(served.urls) == {"echo", "echo tcp", "echo uvloop"}
+        assert servers.listeners(served.urls["echo tcp"]) == [served.pid]
+    assert servers.tree(served.pid) == []
 
 
 def test_a_thread_of_a_training_is_attributed_to_its_part() -> None:

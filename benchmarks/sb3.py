@@ -1,31 +1,99 @@
-"""PPO with state-dependent exploration on MountainCarContinuous-v0, compared with Stable-Baselines3 by the same recipe.
+"""Stable-Baselines3's PPO beside brayx's: on CartPole-v1 for `benchmarks.train`, and on MountainCarContinuous-v0.
 
-    python -m benchmarks.mountain_car uniform --seeds 0 1 2      # a table of docs/learning.md
-    python -m benchmarks.mountain_car orthogonal sb3 --seeds 0 1 2 --full
+    python -m benchmarks.sb3 uniform --seeds 0 1 2      # a table of docs/learning.md
+    python -m benchmarks.sb3 orthogonal sb3 --seeds 0 1 2 --full
 
-``uniform`` and ``orthogonal`` are the initialisations of brayx's layers; ``sb3`` is Stable-Baselines3, whose layers
-start uniform in this recipe, rl-zoo's. A game that reaches the goal returns about 93, another one 0 or less, since
-effort costs. A run ends when the goal is found; with ``--full`` it takes 20 k steps, a minute or two per seed, and is
-evaluated.
+On MountainCarContinuous both learn by rl-zoo's recipe, with state-dependent exploration. ``uniform`` and ``orthogonal``
+are the initialisations of brayx's layers; ``sb3`` is Stable-Baselines3, whose layers start uniform in this recipe. A
+game that reaches the goal returns about 93, another one 0 or less, since effort costs. A run ends when the goal is
+found; with ``--full`` it takes 20 k steps, a minute or two per seed, and is evaluated.
+
+``cartpole`` is the reference of `benchmarks.train`, in a process of its own whose start is timed like brayx's: so this
+module imports neither torch nor brayx before it needs them. It prints one JSON document. brayx's side of that benchmark
+plays `STAMPED`, which records the time of its first action.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import os
 import sys
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-import torch
+import gymnasium
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
-from benchmarks.sb3_cartpole import INSTALL
-from brayx.algorithms.ppo import PPOConfig
-from brayx.local.train import LocalTrainResult, train_local
-from brayx.local.training import Training
-from brayx.nets.policy import NetworkConfig
+if TYPE_CHECKING:
+    from brayx.local.train import LocalTrainResult
+
+INSTALL = ".venv/bin/pip install --constraint requirements.lock '.[bench]'"
+STAMPED = "benchmarks.sb3:CartPole-stamped"
+FILE = "BRAYX_BENCH_FIRST_TICK"
+"""Environment variable with the file that the time goes to, unless another game was first."""
+
+
+class _Stamped(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """After its first step the wrapper costs nothing: steps go to the game itself."""
+
+    def step(self, action: Any) -> Any:
+        with contextlib.suppress(FileExistsError), open(os.environ[FILE], "x") as file:
+            file.write(repr(time.time()))
+        self.step = self.env.step  # type: ignore[method-assign]
+        return self.env.step(action)
+
+
+def _make(**options: Any) -> _Stamped:
+    return _Stamped(CartPoleEnv(**options))
+
+
+gymnasium.register(STAMPED.partition(":")[2], entry_point=_make, max_episode_steps=500)
+
+NUM_ENVS = 8
+CARTPOLE_UNROLL = 32
+
+
+def cartpole(seed: int, steps: int) -> None:
+    """Trains on CartPole-v1 with rl-zoo's hyperparameters; prints the course: time, env steps, games, mean return."""
+    import torch
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    torch.set_num_threads(1)
+
+    points: list[tuple[float, int, int, float | None]] = []
+    games = 0
+
+    def on_step(variables: dict[str, Any], _: dict[str, Any]) -> bool:
+        """After each rollout: time, env steps, games, mean return of the last 100 games."""
+        nonlocal games
+        games += sum("episode" in info for info in variables["infos"])
+        if model.num_timesteps % (NUM_ENVS * CARTPOLE_UNROLL) == 0:
+            returns = [info["r"] for info in model.ep_info_buffer or ()]
+            points.append((time.time(), model.num_timesteps, games, sum(returns) / len(returns) if returns else None))
+        return True
+
+    model = PPO(
+        "MlpPolicy",
+        make_vec_env("CartPole-v1", n_envs=NUM_ENVS, seed=seed),
+        n_steps=CARTPOLE_UNROLL,
+        batch_size=256,
+        n_epochs=20,
+        gamma=0.98,
+        gae_lambda=0.8,
+        ent_coef=0.0,
+        learning_rate=lambda remaining: 1e-3 * remaining,
+        clip_range=lambda remaining: 0.2 * remaining,
+        seed=seed,
+        device="cpu",
+    )
+    model.learn(steps, callback=on_step)
+    print(json.dumps({"points": points}))
+
 
 ENV = "MountainCarContinuous-v0"
 STEPS = 20_000
@@ -42,8 +110,7 @@ SAME: dict[str, Any] = {"gamma": 0.9999, "gae_lambda": 0.9, "max_grad_norm": 5.0
 _VALUE, _CLIP, _ENTROPY, _EPOCHS, _RATE = 0.19, 0.1, 0.00429, 10, 7.77e-5
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """The result of one run.
 
     Attributes:
@@ -64,6 +131,11 @@ class Row:
 
 def train(seed: int, *, uniform_init: bool = True, full: bool = False) -> LocalTrainResult:
     """One run of brayx: until the goal is found, or to its end."""
+    from brayx.algorithms.ppo import PPOConfig
+    from brayx.local.train import train_local
+    from brayx.local.training import Training
+    from brayx.nets.policy import NetworkConfig
+
     algorithm = PPOConfig(
         **SAME,
         value_coef=2 * _VALUE,  # of half the squared error; Stable-Baselines3's is of the whole
@@ -101,6 +173,8 @@ def _brayx(seed: int, full: bool, *, uniform_init: bool) -> Row:
 
 
 def _sb3(seed: int, full: bool) -> Row:
+    import numpy as np
+    import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
     from stable_baselines3.common.evaluation import evaluate_policy
@@ -153,20 +227,24 @@ VARIANTS: dict[str, Callable[[int, bool], Row]] = {
 
 def main(argv: list[str] | None = None) -> int:
     """Prints each row when it is ready; returns 3, and says what to install, if Stable-Baselines3 is missing."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.mountain_car", description=main.__doc__)
-    parser.add_argument("variants", nargs="+", choices=VARIANTS)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("variants", nargs="+", choices=[*VARIANTS, "cartpole"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--full", action="store_true", help="all 20 k steps, then games without exploration")
+    parser.add_argument("--steps", type=int, default=100_000, help="of cartpole (default: %(default)s)")
     options = parser.parse_args(argv)
-    columns = ["start", "seed", "found", "last_training_returns", *(["greedy_return"] if options.full else [])]
-    print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
-    for variant in options.variants:
-        for seed in options.seeds:
-            try:
+    try:
+        if options.variants == ["cartpole"]:
+            cartpole(options.seeds[0], options.steps)
+            return 0
+        columns = ["start", "seed", "found", "last_training_returns", *(["greedy_return"] if options.full else [])]
+        print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+        for variant in options.variants:
+            for seed in options.seeds:
                 print(f"| {variant} | {seed} | {VARIANTS[variant](seed, options.full)}", flush=True)
-            except ImportError:
-                print(f"Stable-Baselines3 is not installed: {INSTALL}", file=sys.stderr)
-                return 3
+    except ImportError:
+        print(f"Stable-Baselines3 is not installed: {INSTALL}", file=sys.stderr)
+        return 3
     return 0
 
 
