@@ -208,7 +208,12 @@ def idle_share(way: str, seconds: float, prefetch: int) -> float:
             until = time.thread_time() + _UPDATE_S
             while time.thread_time() < until:
                 torch.mm(left, right)
-        return waited / (time.perf_counter() - began)
+        share = waited / (time.perf_counter() - began)
+        if way != "queue":
+            target.end()  # the prefetching thread reads the stream until its end, and nobody else may meanwhile
+            for _ in ready:
+                took()
+        return share
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -412,13 +412,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="an option of brayx's job, in the runs through a door",
     )  # fmt: skip
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every run there")
-    parser.add_argument("--quick", action="store_true", help="one seed, 4,000 steps: reaches nothing")
+    parser.add_argument("--quick", action="store_true", help="one seed, 10,000 steps: reaches nothing")
     options = parser.parse_args(argv)
     if options.variant is None:
         options.variant = [variant for variant in VARIANTS if options.cluster or variant not in CLUSTER]
     options.game_steps = 4_000 if options.quick else None
     if options.quick:
-        options.seeds, options.steps = options.seeds[:1], 4_000
+        options.seeds, options.steps = options.seeds[:1], 10_000
     if options.parts:
         options.variant, options.games = [], []
     if options.steps < 1:
