@@ -19,6 +19,7 @@ from brayx.actor.agent import Agent, Services, State
 from brayx.actor.agents import SessionAgents
 from brayx.actor.codec import Codec, dumps_json
 from brayx.actor.config import ActorConfig, AgentConfig, MessageConfig
+from brayx.actor.contracts import ContractCodec
 from brayx.actor.episodes import Episodes
 from brayx.actor.failures import SessionFailures
 from brayx.actor.games import Games, Seat
@@ -35,6 +36,7 @@ from brayx.actor.players import (
 )
 from brayx.components import load
 from brayx.errors import AgentError
+from brayx.gamecore.contract import Contract
 from brayx.gamecore.protocol import game_of
 
 _LAST_WORD_S = 1.0
@@ -95,11 +97,15 @@ class AgentActorFactory:
         def message(options: MessageConfig | None) -> Any:
             return None if options is None else load(options.module, options.message, folder)
 
+        if config.serialize == "contract":
+            codec: Codec = ContractCodec(contract=Contract.parse(job["contract"]))
+        else:
+            codec = Codec(config.serialize, message(config.tick_input_proto), message(config.tick_output_proto))
         return cls(
             agents={name: load(agents[name].module, agents[name].class_name, folder) for name in config.agents},
             config=job,
             services=services,
-            codec=Codec(config.serialize, message(config.tick_input_proto), message(config.tick_output_proto)),
+            codec=codec,
             episode_length=config.episode_length,
             games=Games() if config.share == "game" else None,
             **parts,
@@ -144,15 +150,14 @@ class AgentActor(Actor):
 
     async def start(self, session: str, body: bytes) -> bytes:
         factory = self._factory
-        state = State(session, kind="start", input=self._codec.decode(body), output=self._codec.empty())
+        self._codec = codec = factory.codec.opened(body)
+        state = State(session, kind="start", input=codec.decode_start(body), output=codec.empty())
         self._session, self._start = session, body
         self._player = player = await self._seated(state)
         self._request = player.request or self._request  # in case the session moves
         self._delay = Delay(player.delay) if player.delay else None
         try:
             self._failures = SessionFailures(player.services.recorder)
-            reply = b"Game Started" if player.reply is None else dumps_json(player.reply).encode()
-            self._logs = SessionLogs(factory.recorders, session, body, player.label, self._recorded_for, reply)
             report = None if player.report is None else self._report
             services = replace(player.services, report=report, keep=self._keep)
             self._models = await SessionModels.open(
@@ -160,6 +165,8 @@ class AgentActor(Actor):
             )
             self._services = self._models.shared
             self._agents = self._make_agents(state)
+            reply = codec.started(state.output) if player.reply is None else dumps_json(player.reply).encode()
+            self._logs = SessionLogs(factory.recorders, session, body, player.label, self._recorded_for, reply)
             self._watch_forwards()
         except BaseException:
             player.leave("error")  # a failed start has no end
@@ -268,7 +275,7 @@ class AgentActor(Actor):
     async def stop(self, body: bytes) -> bytes:
         self._stop = body
         if body:
-            state = State(self._session, tick=self._tick, kind="stop", input=self._codec.decode(body))
+            state = State(self._session, tick=self._tick, kind="stop", input=self._codec.decode_stop(body))
             if self._player.report is not None and isinstance(state.input, dict) and "result" in state.input:
                 self._report(state.input["result"])
                 self._player.leave("stop")  # before the reply: its receiver can rely on the stored result
@@ -336,6 +343,7 @@ class AgentActor(Actor):
         self._watch_forwards()
 
     def _keep(self, why: str) -> None:
+        self._recorded_for = self._recorded_for or why  # an agent's constructor comes before the logs
         self._logs.keep(why)
         self._watch_forwards()
 

@@ -29,6 +29,26 @@ class Codec:
     tick_input: Callable[[], Message] | None = None
     tick_output: Callable[[], Message] | None = None
 
+    def opened(self, start: bytes) -> Codec:
+        """The codec of a session whose start has this body.
+
+        Raises:
+            BadBody: the session cannot start with it.
+        """
+        return self
+
+    def decode_start(self, body: bytes) -> Any:
+        """Parses a start's body; errors as for `decode`."""
+        return self.decode(body)
+
+    def decode_stop(self, body: bytes) -> Any:
+        """Parses a stop's body; errors as for `decode`."""
+        return self.decode(body)
+
+    def started(self, output: Any) -> bytes:
+        """The reply to a start, after which the agents left ``output``."""
+        return b"Game Started"
+
     def decode(self, body: bytes) -> Any:
         """Parses a body; an empty JSON body is None.
 

@@ -112,8 +112,8 @@ class ActorConfig(SessionConfig):
     """Memory in MiB that Ray reserves for a replica."""
     episode_length: Annotated[int, Field(ge=1)] | None = 128
     """Transitions after which an episode is cut and handed to ``on_episode``; null: only at the end."""
-    serialize: Literal["json", "proto"] | None = "json"
-    """Format of tick bodies; null: raw bytes."""
+    serialize: Literal["json", "proto", "contract"] | None = "json"
+    """Format of tick bodies; ``contract``: as the game's contract says; null: raw bytes."""
     tick_input_proto: Annotated[MessageConfig | None, Field(validate_default=True)] = None
     """Message class of a tick's body, with ``serialize: proto``."""
     tick_output_proto: Annotated[MessageConfig | None, Field(validate_default=True)] = None

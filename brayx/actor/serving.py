@@ -38,12 +38,15 @@ class Runtime:
         recorder: recorder of the process.
         describe: JSON values for the status page, such as the policy version.
         close: coroutine functions that end what the actors use, in order, once the sessions have ended.
+        admit: awaited with the body of each start before its actor is made, and may refuse the start. It has a deadline
+            of its own. None: starts go straight to the actor.
     """
 
     make_actor: Callable[[], Actor]
     recorder: Recorder = field(default_factory=Recorder)
     describe: Callable[[], dict[str, Any]] = dict
     close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
+    admit: Callable[[bytes], Awaitable[None]] | None = None
 
 
 class ActorService(Service):
@@ -74,7 +77,7 @@ class ActorService(Service):
         if config.show_errors is None:
             config = config.model_copy(update={"show_errors": is_local})
         gc.set_threshold(max(gc.get_threshold()[0], GC_THRESHOLD))
-        self.table = SessionTable(runtime.make_actor, config, runtime.recorder, ownership)
+        self.table = SessionTable(runtime.make_actor, config, runtime.recorder, ownership, admit=runtime.admit)
         self.cors = Cors(config.cors_origins)
         self.hosts = Hosts(config.allowed_hosts if is_local and keys is None else None)
         self.door_app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
@@ -54,6 +55,7 @@ class SessionTable(Service):
         recorder: counts ticks, sessions and refusals.
         ownership: ownership of sessions; None: this process owns all.
         max_waiting: requests of one session that may wait for their turn; further ones get `QueueFull`.
+        admit: as for `brayx.actor.serving.Runtime`.
     """
 
     def __init__(
@@ -63,9 +65,11 @@ class SessionTable(Service):
         recorder: Recorder | None = None,
         ownership: Ownership | None = None,
         max_waiting: int = MAX_WAITING,
+        admit: Callable[[bytes], Awaitable[None]] | None = None,
     ) -> None:
         self.recorder: Recorder = recorder if recorder is not None else Recorder()
         self._make_actor = make_actor
+        self._admit = admit
         self._ownership = ownership if ownership is not None else Ownership()
         self._services = SessionServices(
             config=config if config is not None else SessionConfig(),
@@ -252,6 +256,9 @@ class SessionTable(Service):
                 raise
             return False
         try:
+            if self._admit is not None:
+                session.last_seen = math.inf  # it is not idle while it waits
+                await self._admit(request.body)
             actor = self._make_actor()
             if request.opponent:
                 actor.ask(request.opponent)

@@ -31,6 +31,7 @@ from brayx.errors import ConfigError, StartupError
 from brayx.jobs.checks import actor_of, check_job, check_weights, ports_of
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.progress import Progress
+from brayx.jobs.recorded import record_contract
 from brayx.jobs.result import TrainResult
 from brayx.jobs.trainee import Trainees
 from brayx.jobs.training import READY_TIMEOUT_S, JobTraining, Snapshot
@@ -132,6 +133,8 @@ def train_on(
     check_store_reachable(uri, job.trainers[only("trainer", job.trainers)].in_process, *nodes_and_own())
     events = job.tracking.tensorboard_folder(uri)
     trial = Trial.open(job.project, trial_name or job.trial, uri, resume=resume, tensorboard=events)
+    if job.contract is not None:
+        record_contract(trial, job.contract)
     clerk = InProcessClerk(trial)
     return _RayTraining(job, actor_of(job), layout, trial.name, uri, clerk, log_interval, cluster=cluster).run()
 

@@ -28,6 +28,7 @@ from brayx.console.port import ConsolePort
 from brayx.errors import ConfigError, StartupError
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig, only
+from brayx.jobs.recorded import with_contract
 from brayx.jobs.weights import pool_args, pooled, sources_of
 from brayx.league.served import served_league
 from brayx.model.arms import Followed, WeightSource
@@ -159,6 +160,7 @@ def serving_application(
     actor = only("actor", job.actors, actor)
     check_code(job, [actor], mode="serve")
     weights = sources_of(job, uri, models or {})
+    job = with_contract(job, weights)
     league = served_league(job, uri, weights, trial=trial, on_ray=True)
     directory = _directory(job, actor)
     pool = _pool(job, uri, directory, weights, league.versions)

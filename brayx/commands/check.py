@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from pathlib import Path
 
 from brayx.command_line import print_result
 from brayx.commands.arguments import add_job, add_set
@@ -15,6 +17,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     add_job(parser)
     add_set(parser)
+    parser.add_argument("--contract", metavar="FILE", help="also print what is built for the contract in this file")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -22,14 +25,18 @@ def run(arguments: argparse.Namespace) -> int:
     from brayx.jobs.checks import check_files, check_learning
     from brayx.jobs.code import check_code
     from brayx.jobs.config import JobConfig
+    from brayx.jobs.contracts import built
     from brayx.jobs.options import documented
     from brayx.jobs.sources import Opened
 
-    job = JobConfig.load(arguments.config, arguments.overrides)
+    overrides = arguments.overrides
+    if arguments.contract is not None:
+        overrides = [*overrides, f"contract={json.dumps(str(Path(arguments.contract).absolute()))}"]
+    job = JobConfig.load(arguments.config, overrides)
     check_code(job, job.actors, mode="train")
     opened: Opened = {}
     check_files(job, opened)
-    if len(job.trainers) == 1:
+    if len(job.trainers) == 1 and not job.needs_contract:
         check_learning(job, opened)
     print_result(documented(job), end="")
     if job.rollouts:
@@ -37,5 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
 
         for note in lag_notes(job):
             print(f"brayx: note: {note}", file=sys.stderr)
+    if arguments.contract is not None:
+        print_result(built(job), end="")
     print(f"{arguments.config}: ok", file=sys.stderr)
     return 0

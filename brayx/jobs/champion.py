@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brayx.errors import ModelNotFound
+from brayx.jobs.contracts import CONTRACT_TAG
 from brayx.metrics import BEST_METRIC, GAMES_OF_BEST, significant
 from brayx.metrics.charts import RETURN_CHART
 from brayx.tracking import Checkpoint, PoolEntry, Trial, find, register
@@ -50,6 +51,8 @@ def register_best(
     played = f"mean return {mean} over {games} games after {best.step:,} env steps"
     tags = {"return": mean, "return_games": games, "rating": mean, "env_steps": str(best.step)}
     tags["project"] = trial.project
+    if (contract := trial.tags().get(CONTRACT_TAG)) is not None:
+        tags[CONTRACT_TAG] = contract
     about = f"{played} of trial {trial.name!r} in project {trial.project!r}."
     champion = _champion(name, trial.uri)
     # Rounded like the tags, so that registering the same version again does not lose against itself.

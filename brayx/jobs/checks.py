@@ -40,6 +40,7 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
         ConfigError, ModelError: something is missing or does not fit; the message names it.
     """
     name = actor_of(job)
+    check_contract(job)
     check_code(job, [name] if name else [], mode="train")
     check_gamecores(job)
     if job.tracking.tensorboard:
@@ -55,6 +56,20 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
                 raise
             raise type(error)(f"player {player!r}: {error.message}", **error.details) from None
     return name, layout
+
+
+def check_contract(job: JobConfig) -> None:
+    """Refuses a job without the contract that it needs.
+
+    Raises:
+        ConfigError: says how to give it one.
+    """
+    if job.needs_contract:
+        raise ConfigError(
+            f"{job.file}: contract is null, and only `brayx train` in one process learns it from the first game that "
+            "connects: name a file with --set contract=FILE, as `brayx check --contract FILE` reads it",
+            key="contract",
+        )
 
 
 def check_weights(job: JobConfig, name: str, uri: str, resume: bool, run: Callable[..., Any]) -> None:

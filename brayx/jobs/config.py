@@ -23,6 +23,7 @@ from brayx.algorithms.config import Sampling
 from brayx.components import check_module
 from brayx.errors import ConfigError
 from brayx.jobs.bray import translate, unit_notes
+from brayx.jobs.contracts import parse_contract, read_contract
 from brayx.jobs.document import JobFile, Loc, dotted, nearest, nearest_file, short
 from brayx.jobs.former import forget_former, remove_former
 from brayx.jobs.kinds import BoardConfig, FreeConfig, RenderConfig, SourceConfig
@@ -71,6 +72,9 @@ class JobConfig(BaseModel):
     """Mode that agents read as ``config["mode"]``: whether they explore."""
     seed: int = 0
     """Seed of the first weights, the learner, and the agents by session id; games have theirs in their command."""
+    contract: dict[str, Any] | None = None
+    """What games observe and do: a contract, or the path of its JSON or YAML file, from this file's folder or from
+    where the command runs; null: the first game that connects says it, or the champion that is served."""
     tracking: TrackingConfig = TrackingConfig()
     """Where trials are kept: MLflow's ``uri``, or a mapping of options."""
 
@@ -166,6 +170,11 @@ class JobConfig(BaseModel):
         return {**plain, **components}
 
     @property
+    def needs_contract(self) -> bool:
+        """Whether its actor reads bodies by a contract, and the job has none yet."""
+        return self.contract is None and any(actor.serialize == "contract" for actor in self.actors.values())
+
+    @property
     def needs_games(self) -> bool:
         """Whether all data come from games at its doors: it has neither rollouts nor sources."""
         return not (self.rollouts or self.sources)
@@ -194,7 +203,7 @@ class JobConfig(BaseModel):
 
 _GROUPS = {kind: f"{kind}s" for kind in KINDS}
 TOP_OPTIONS = (
-    "project", "trial", "mode", "seed", "tracking", "console_port", "console_host", "console_keys_file",
+    "project", "trial", "mode", "seed", "contract", "tracking", "console_port", "console_host", "console_keys_file",
 )  # fmt: skip
 """Keys at the top of a job that are no components."""
 
@@ -274,7 +283,9 @@ class _Validation:
             self._add(*refused)
         sampling = self._sampling(values)
         for name, value in values.items():
-            if name in TOP_OPTIONS:
+            if name == "contract" and value is not None:
+                top[name] = self._contract(value)
+            elif name in TOP_OPTIONS:
                 top[name] = value
             else:
                 self._component(name, value, groups, sampling.get(name))
@@ -288,6 +299,17 @@ class _Validation:
             logger.warning("%s", note)
         assert isinstance(job, JobConfig)
         return job.model_copy(update=groups)
+
+    def _contract(self, value: Any) -> dict[str, Any] | None:
+        """The contract itself, or that of the file which ``value`` names."""
+        try:
+            if not isinstance(value, str):
+                return parse_contract(value).as_dict()
+            beside = Path(self.folder, value)
+            return read_contract(beside if beside.exists() else Path(value)).as_dict()
+        except ConfigError as error:
+            self._add(("contract",), error.message)
+        return None
 
     def _sampling(self, values: Mapping[str, Any]) -> dict[str, Sampling]:
         """The algorithm's `Sampling` for each buffer that the trainer learns from, by name; empty unless there is

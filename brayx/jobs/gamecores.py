@@ -108,6 +108,8 @@ class Gamecores:
         return sum(1 for game in self._games if game.process is not None and game.process.poll() is None)
 
     def __enter__(self) -> Gamecores:
+        if self._thread.is_alive():  # a job adopts games that were started to learn their contract
+            return self
         folder = self._outputs.enter_context(output_folder())
         try:
             for game in self._games:
@@ -123,7 +125,12 @@ class Gamecores:
         self.stop()
 
     def stop(self, timeout_s: float = 3.0) -> None:
-        """Sends SIGTERM to every process and its children, and SIGKILL to those that still run after ``timeout_s``."""
+        """Sends SIGTERM to every process and its children, and SIGKILL to those that still run after ``timeout_s``.
+
+        A second call does nothing.
+        """
+        if self._stopping.is_set():
+            return
         deadline = time.monotonic() + timeout_s
         self._stopping.set()
         if self._thread.is_alive():

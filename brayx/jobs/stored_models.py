@@ -9,7 +9,6 @@ sessions or engines.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 from brayx.engines.base import LeafSpec, check_weights, layout_of, load_weights
 from brayx.engines.scaling import learned
 from brayx.engines.torch import module_weights, with_weights
-from brayx.errors import BadWeights, BrayxError, ConfigError, ModelError
+from brayx.errors import BadWeights, BrayxError, ConfigError
 from brayx.jobs.config import JobConfig, only, pool_name_of
+from brayx.jobs.recorded import read_meta
 from brayx.model.build import build_model
 from brayx.tracking import Trial, files_of, find, find_trial
 from brayx.trainer.config import TrainerConfig
@@ -102,7 +102,7 @@ class StoredModel:
 
     def _trusted_job(self) -> tuple[dict[str, Any], str]:
         """The job that the checkpoint names, and the folder of its code."""
-        meta = _meta(self.folder)
+        meta = read_meta(self.folder)
         if "job" not in meta:
             raise ConfigError(
                 f"{self.label} does not say which job made it: its meta.json is missing, or was not written by a "
@@ -223,7 +223,7 @@ def _reference_and_layout(config: TrainerConfig, folder: str, module: nn.Module)
 def _check_to_start(
     project: str, name: str, uri: str, resume: bool, reference: str, layout: Mapping[str, LeafSpec]
 ) -> None:
-    if not (resume and Trial.may_resume(project, name, uri)):
+    if not resume or Trial.interrupted(project, name, uri) is None:
         _fitting_weights(reference, layout, uri)
 
 
@@ -252,16 +252,6 @@ def _fitting_weights(reference: str, layout: Mapping[str, LeafSpec], uri: str) -
     return stored.label, weights
 
 
-def _meta(folder: Path) -> Mapping[str, Any]:
-    try:
-        meta: Mapping[str, Any] = json.loads((folder / "meta.json").read_text())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{folder / 'meta.json'} cannot be read: {error}") from error
-    return meta
-
-
 @contextlib.contextmanager
 def _suggesting_job() -> Iterator[None]:
     """Suggests ``--job`` in errors of the job that a checkpoint names, for example because its folder has moved."""
@@ -272,7 +262,7 @@ def _suggesting_job() -> Iterator[None]:
 
 
 def _policy_version(folder: Path) -> dict[str, int]:
-    version = _meta(folder).get("counters", {}).get("policy_version")
+    version = read_meta(folder).get("counters", {}).get("policy_version")
     return {} if version is None else {"policy_version": int(version)}
 
 

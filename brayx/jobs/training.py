@@ -154,6 +154,11 @@ class JobTraining(abc.ABC):
     def console(self, facts: Callable[[], dict[str, Any]]) -> contextlib.AbstractContextManager[object]:
         """The console while the job runs; ``facts`` returns what it shows of the training."""
 
+    def gamecores(self) -> Gamecores:
+        """The job's gamecores."""
+        configs = self.job.actors[self.actor].gamecores if self.actor else []
+        return Gamecores(configs, self.urls, self.job.folder, self._game_failed, self.progress.say)
+
     def facts(self) -> Mapping[str, Any]:
         """What else the console shows of the job."""
         return {}
@@ -197,7 +202,7 @@ class JobTraining(abc.ABC):
                 learning.start()
                 self.wait_for_weights()
                 began, self._has_begun = time.monotonic(), True
-                games = Gamecores(actor.gamecores if actor else [], self.urls, self.job.folder, self._game_failed, say)
+                games = self.gamecores()
                 with running_parts((sources, *self.rollouts, games), self.end, stopping=self.end_waits):
                     if actor is not None:
                         say(f"{games}; the door is {self.urls['http']}")

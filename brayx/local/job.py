@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from brayx.console.job import console_keys, console_of_training
 from brayx.errors import BrayxError, StartupError
-from brayx.jobs.checks import check_job, check_weights, ports_of
+from brayx.jobs.checks import actor_of, check_gamecores, check_job, check_weights, ports_of
+from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig, only, pool_name
+from brayx.jobs.contracts import contract_lines, parse_contract
 from brayx.jobs.handles import offer
+from brayx.jobs.recorded import contract_to_resume
 from brayx.jobs.result import TrainResult
 from brayx.jobs.trainee import Trainees
 from brayx.jobs.training import LOOK_S, READY_TIMEOUT_S, JobTraining, Snapshot
@@ -30,7 +33,9 @@ if TYPE_CHECKING:
 
     from brayx.actor.host import LocalHost
     from brayx.console.live import LiveSessions
+    from brayx.jobs.gamecores import Gamecores
     from brayx.local.league_training import LocalLeagueTraining
+    from brayx.local.lobby import Lobby
     from brayx.local.trainee import LocalTrainee
     from brayx.metrics.numbers import LocalNumbers
     from brayx.model.acting import ActingModel
@@ -106,15 +111,35 @@ def train_in_process(
             tensorboard=job.tracking.tensorboard_folder(uri),
         )
         stack.callback(clerk.end)
+        if job.needs_contract and clerk.may_resume:
+            job = job.model_copy(update={"contract": clerk.run(contract_to_resume, job.project, name, uri)})
+        lobby = stack.enter_context(_lobby(job)) if job.needs_contract else None
         import brayx.local.trainee  # noqa: F401  # torch takes a second to import: MLflow's process has started by now
 
+        if lobby is not None:
+            job = lobby.wait()
+        if job.contract is not None:
+            clerk.params = job.as_dict()
         actor, layout = check_job(job)
         console_keys(job)
         check_weights(job, name, uri, clerk.may_resume, clerk.run)
         job, notes = in_one_process(job)
-        if actor:
+        if job.contract is not None:
+            notes += contract_lines(parse_contract(job.contract))
+        if actor and lobby is None:
             check_ports(ports_of(job, actor))
-        return _LocalTraining(job, actor, layout, name, uri, clerk, log_interval, notes).run()
+        return _LocalTraining(job, actor, layout, name, uri, clerk, log_interval, notes, lobby).run()
+
+
+def _lobby(job: JobConfig) -> Lobby:
+    """The doors at which a job waits for its contract; checks first what needs none."""
+    from brayx.local.lobby import Lobby
+
+    actor = actor_of(job)
+    check_code(job, [actor], mode="train")
+    check_gamecores(job)
+    check_ports(ports_of(job, actor))
+    return Lobby(job, actor)
 
 
 @dataclass
@@ -122,6 +147,7 @@ class _LocalTraining(JobTraining):
     """A training in this process. While it runs, its models and buffers can be found by name."""
 
     clerk: Clerk
+    lobby: Lobby | None = None
     learning: Trainees[LocalTrainee] = field(init=False)
     numbers: LocalNumbers = field(init=False)
     save_s, copy_s = 4.0, 2.0
@@ -147,7 +173,8 @@ class _LocalTraining(JobTraining):
 
     def open_doors(self) -> None:
         if self._doors is not None:
-            self._doors.open()
+            if self.lobby is None:
+                self._doors.open()
             self.urls = self._doors.urls
 
     def wait_for_weights(self) -> None:
@@ -165,6 +192,11 @@ class _LocalTraining(JobTraining):
             self._league.build_engines(but=self._main)
         for name, champion in self._champions.items():
             champion.build(functools.partial(self._say_of, name), functools.partial(self._record_engine, name))
+        if self.lobby is not None:
+            self.lobby.admit()
+
+    def gamecores(self) -> Gamecores:
+        return super().gamecores() if self.lobby is None else self.lobby.games
 
     def close_doors(self) -> None:
         if self._doors is not None:
@@ -209,20 +241,20 @@ class _LocalTraining(JobTraining):
             recorders=recorders,
             players=None if self._league is None else self._league.seats(others),
         )
-        doors = LocalHost(
-            actor,
-            Runtime(
-                make_actor,
-                numbers,
-                lambda: {
-                    "mode": "train",
-                    "policy_versions": {name: acting.version for name, acting in models.items()},
-                },
-                [*closing(recorders), self._close_models, *(champion.close for champion in self._champions.values())],
-            ),
-            name=self.actor,
-            on_hold=self.progress.pause,
+        runtime = Runtime(
+            make_actor,
+            numbers,
+            lambda: {
+                "mode": "train",
+                "policy_versions": {name: acting.version for name, acting in models.items()},
+            },
+            [*closing(recorders), self._close_models, *(champion.close for champion in self._champions.values())],
         )
+        if self.lobby is None:
+            doors = LocalHost(actor, runtime, name=self.actor, on_hold=self.progress.pause)
+        else:
+            self.lobby.bind(runtime, self.progress.say, self.progress.pause)
+            doors = self.lobby.doors
         self.stack.enter_context(offer(models, buffers, doors.loop))
         return doors
 

@@ -27,6 +27,7 @@ from brayx.jobs.checks import ports_of
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.handles import offer
+from brayx.jobs.recorded import with_contract
 from brayx.jobs.weights import acting_from, followed_by, pool_args, registered, sources_of
 from brayx.league.served import served_league
 from brayx.metrics.numbers import LocalNumbers
@@ -82,9 +83,10 @@ class Serving:
         self.config = config = job.actors[actor]
         check_code(job, [actor], mode="serve")
         check_ports(ports_of(job, actor))
+        self._sources = sources_of(job, uri, models or {})
+        job = with_contract(job, self._sources)
         as_dict = job.in_mode("serve").as_dict()
         self._job, self._uri = job, uri
-        self._sources = sources_of(job, uri, models or {})
         league = served_league(job, uri, self._sources, trial=trial)
         job = job.model_copy(update={"models": league.resident(job.models)})
         of_registry = pool_args(job, uri, self._sources, league.versions)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from brayx.engines.layers import layer_table
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.environments import normalises, policy_lag, spec_of
+from brayx.jobs.recorded import record_contract
 from brayx.jobs.stored_models import initial_weights
 from brayx.local.buffer import LocalBuffer
 from brayx.local.learner import LocalLearner
@@ -65,6 +66,8 @@ class LocalTrainee:
         if (weights := initial_weights(config, job.folder, clerk.call, lambda: module)) is not None:
             start_from(module, weights)
         clerk.later(Trial.log_text, layer_table(module, forward_args), LAYERS_FILE)
+        if job.contract is not None:
+            clerk.later(record_contract, job.contract)
         self.acting = ActingModel(model, module, forward_args, self.numbers) if acts else None
         self.buffers = {
             name: LocalBuffer(

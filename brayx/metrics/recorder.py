@@ -62,10 +62,15 @@ class Recorder:
         self._lock = threading.Lock()
         self._draining = threading.Lock()
         self._listeners: list[Callable[[Drained], None]] = []
+        self._included: list[Recorder] = []
 
     def listen(self, listener: Callable[[Drained], None]) -> None:
         """Passes every part drained from now on, even an empty one, to ``listener``, which must not change it."""
         self._listeners.append(listener)
+
+    def include(self, other: Recorder) -> None:
+        """Adds the samples of another recorder, which nobody else drains, to every part drained from now on."""
+        self._included.append(other)
 
     def add(
         self,
@@ -135,6 +140,8 @@ class Recorder:
     def drain(self) -> Drained:
         """Removes and returns the samples since the last drain; the listeners get them, too."""
         with self._draining:  # so that parts come to a listener one after another
+            for other in self._included:
+                self.merge(other.drain())
             with self._lock:
                 part = self._cells, self._own
                 self._cells, self._own = {}, {}

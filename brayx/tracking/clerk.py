@@ -62,6 +62,7 @@ class Clerk:
         tensorboard: folder of all trials' event files; empty: there are none.
 
     Attributes:
+        params: the trial's params; may be replaced until the first request.
         may_resume: there may be an unfinished trial of that name, and of that parent.
     """
 
@@ -89,7 +90,8 @@ class Clerk:
         self._pending = PendingCheckpoints(kept)
         self._closed = False
         self.may_resume = resume and may_resume(uri, project, *self._key)
-        self._open = ("open", project, uri, dict(params), resume, x_axis, tensorboard)
+        self.params = params
+        self._tensorboard = tensorboard
         self._opened: Future[Any] | None = None
         self._process: ClerkProcess = ClerkProcess() if parent is None else parent._process
 
@@ -302,7 +304,8 @@ class Clerk:
             self._parent._begun()
         with self._lock:
             if self._opened is None:
-                self._opened = self._ask(*self._open)
+                options = (dict(self.params), self._resumes, self._x_axis, self._tensorboard)
+                self._opened = self._ask("open", self._project, self._uri, *options)
                 self._process.every_second(self._send)
             return self._opened
 

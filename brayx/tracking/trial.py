@@ -137,14 +137,16 @@ class Trial:
             return Trial(uri, run_id, project, name, tensorboard=events)
 
     @staticmethod
-    def may_resume(project: str, name: str, uri: str) -> bool:
-        """Whether `open` would resume a trial; arguments and errors as there."""
+    def interrupted(project: str, name: str, uri: str) -> Trial | None:
+        """The trial that `open` would resume, left as it is; None: there is none. Arguments and errors as there."""
         _check_names(project, name)
         with telling(f"cannot look for trial {name!r} of project {project!r} in {uri}"):
             client = client_of(uri)
             experiment = client.get_experiment_by_name(project)
             run = None if experiment is None else _newest_run(client, experiment.experiment_id, name, None)
-            return run is not None and run.info.status != "FINISHED"
+            if run is None or run.info.status == "FINISHED":
+                return None
+            return Trial(uri, run.info.run_id, project, name)
 
     @staticmethod
     def attach(uri: str, run_id: str) -> Trial:

@@ -1,0 +1,85 @@
+"""Contracts at an actor's doors: a start says one, and its session's bodies are decoded by it.
+
+Knows nothing of agents or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from brayx.actor.codec import Codec, dumps_json
+from brayx.errors import BadBody
+from brayx.gamecore.contract import VERSION, Contract
+from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.strict_json import parse_json
+
+
+def contract_of(start: Any, expected: Contract | None) -> Contract:
+    """The contract of a start.
+
+    Args:
+        start: the start's decoded body: a contract; or ``{"contract": ID}`` for the expected one.
+        expected: the contract that the job's model was made for; None: none yet.
+
+    Raises:
+        BadBody: it is no contract, or it does not fit the expected one; names the fields.
+    """
+    if expected is None:
+        return Contract.parse(start)
+    if isinstance(start, Mapping) and start.get("contract") == expected.id:
+        return expected
+    contract = Contract.parse(start)
+    differences = contract.differences(expected)
+    if contract.behaviour != expected.behaviour:
+        differences.insert(0, f'behaviour is "{contract.behaviour}", expected "{expected.behaviour}"')
+    if differences:
+        raise BadBody(
+            f"the game's contract does not fit the model's: {'; '.join(differences)}",
+            differences=differences,
+            expected=expected.id,
+        )
+    return contract
+
+
+@dataclass(frozen=True)
+class ContractCodec(Codec):
+    """Decodes bodies by a contract: ``state.input`` is a `brayx.gamecore.contract_bodies.Tick`, ``state.output`` the
+    actions by name.
+
+    Attributes:
+        contract: of a session the game's; before that the job's.
+    """
+
+    contract: Contract = field(default_factory=Contract)
+
+    @cached_property
+    def _bodies(self) -> ContractBodies:
+        return ContractBodies(self.contract)
+
+    def opened(self, start: bytes) -> ContractCodec:
+        """See `Codec.opened`."""
+        return ContractCodec(contract=contract_of(self.decode_start(start), self.contract))
+
+    def decode_start(self, body: bytes) -> Any:
+        """See `Codec.decode_start`. A start is JSON in every encoding."""
+        return parse_json(body) if body else None
+
+    def started(self, output: Any) -> bytes:
+        """See `Codec.started`."""
+        contract = self.contract
+        return dumps_json({"contract": VERSION, "id": contract.id, **output, "encoding": contract.encoding}).encode()
+
+    def decode(self, body: bytes) -> Any:
+        """See `Codec.decode`."""
+        return self._bodies.decode(body)
+
+    def decode_stop(self, body: bytes) -> Any:
+        """See `Codec.decode_stop`."""
+        return self._bodies.decode_stop(body)
+
+    def encode(self, output: Any) -> bytes:
+        """See `Codec.encode`."""
+        return output if isinstance(output, bytes) else self._bodies.encode(output)

@@ -1,0 +1,93 @@
+"""A job's contract: read from a file, described in words.
+
+Knows nothing of sessions; `brayx.actor.contracts` compares a game's contract with the job's.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from brayx.errors import BadBody, ConfigError
+from brayx.gamecore.contract import ActionPart, Contract, ObservationSpec
+from brayx.jobs.document import value_of
+from brayx.text_files import read_text
+
+if TYPE_CHECKING:
+    from brayx.jobs.config import JobConfig
+
+CONTRACT_TAG = "brayx.contract"
+"""Tag of a trial and of its registered versions: the contract's id."""
+
+
+def read_contract(path: str | Path) -> Contract:
+    """The contract in a JSON or YAML file.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no contract.
+    """
+    try:
+        text = read_text(Path(path).expanduser())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", file=str(path)) from None
+    try:
+        return parse_contract(value_of(text))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", file=str(path)) from None
+
+
+def parse_contract(document: Any) -> Contract:
+    """A contract from its JSON values.
+
+    Raises:
+        ConfigError: it is no contract; names the field.
+    """
+    try:
+        return Contract.parse(document)
+    except BadBody as error:
+        raise ConfigError(error.message, **error.details) from None
+
+
+def contract_lines(contract: Contract) -> list[str]:
+    """What a game observes and does, one line for each of the two."""
+    observations = "; ".join(f"{spec.name}: {_observation(spec)}" for spec in contract.observations)
+    actions = "; ".join(f"{part.name}: {_action(part)}" for part in contract.actions)
+    return [f"observations: {observations}", f"actions: {actions}"]
+
+
+def built(job: JobConfig) -> str:
+    """What a job builds for its contract: observations, actions, and the layers of each model with their parameters.
+
+    Raises:
+        ConfigError, ModelError: a model cannot be built.
+    """
+    from brayx.engines.layers import layer_table
+    from brayx.model.build import build_model
+
+    assert job.contract is not None
+    lines, as_dict = contract_lines(parse_contract(job.contract)), job.as_dict()
+    for name, model in job.models.items():
+        lines += ["", f"{name}:", layer_table(*build_model(job.folder, model.module, name, as_dict)).rstrip()]
+    return "\n".join([*lines, ""])
+
+
+def _observation(spec: ObservationSpec) -> str:
+    shape = "x".join(map(str, spec.shape))
+    match spec.kind:
+        case "image":
+            return f"image {shape} {spec.layout} {spec.dtype}"
+        case "entities":
+            return f"up to {spec.shape[0]} entities of {spec.shape[1]} {spec.dtype}"
+        case "category":
+            return f"{f'{shape} times ' if shape else ''}one of {spec.size} categories from {spec.start}"
+        case "text":
+            return f"text of up to {spec.size} bytes"
+    return f"{shape} {spec.dtype}"
+
+
+def _action(part: ActionPart) -> str:
+    if part.kind == "discrete":
+        return f"one of {part.size} choices from {part.start}{', masked' if part.mask else ''}"
+    numbers = f"{part.size} number{'s' * (part.size != 1)}"
+    bounds = sorted({*zip(part.low, part.high, strict=True)})
+    return f"{numbers} from {bounds[0][0]:g} to {bounds[0][1]:g}" if len(bounds) == 1 else f"{numbers} within bounds"

@@ -1,0 +1,205 @@
+"""`ContractAgent` behind an actor: what it answers, what it pushes, and a designer's limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from brayx.actor.agent import Services
+from brayx.actor.agent_actor import AgentActor, AgentActorFactory
+from brayx.actor.config import ActorConfig, AgentConfig
+from brayx.errors import BadBody
+from brayx.gamecore.contract import Contract
+from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.metrics import Recorder
+from brayx.types import Forward, Fragment
+
+DISCRETE = {
+    "contract": 1,
+    "observations": {"side": {"shape": [2]}},
+    "actions": {"go": {"kind": "discrete", "size": 3, "start": 1, "mask": True}},
+}
+CONTINUOUS = {
+    "contract": 1,
+    "observations": {"side": {"shape": [2]}},
+    "actions": {"throttle": {"kind": "continuous", "low": 0, "high": 1}, "steer": {"kind": "continuous", "size": 2}},
+    "rewards": {"win": 1.0, "style": 0.1},
+}
+HYBRID = {
+    "contract": 1,
+    "observations": {"side": {"shape": [2]}},
+    "actions": {
+        "steer": {"kind": "continuous", "size": 1, "low": -2, "high": 2},
+        "dash": {"kind": "discrete", "size": 2},
+        "go": {"kind": "discrete", "size": 3, "start": 1},
+    },
+}
+
+
+class Fixed:
+    """A model with constant outputs, which keeps its observations."""
+
+    version = 7
+
+    def __init__(self, **outputs: Any) -> None:
+        self.outputs = {**outputs, "value": np.float32(0.5)}
+        self.seen: list[Any] = []
+
+    async def forward(self, obs: Any, *, deadline_s: float | None = None) -> Forward:
+        self.seen.append(obs)
+        return Forward(self.outputs, self.version)
+
+    def pinned(self, version: int | None = None) -> Fixed:
+        return self
+
+
+class Buffer:
+    def __init__(self) -> None:
+        self.fragments: list[Fragment] = []
+
+    def push(self, *fragments: Fragment) -> None:
+        self.fragments += fragments
+
+
+class Game:
+    """A session of an actor with the agent, and what it left."""
+
+    def __init__(self, contract: Mapping[str, Any], model: Fixed, mode: str = "train") -> None:
+        self.contract, self.model, self.buffer, self.recorder = dict(contract), model, Buffer(), Recorder()
+        agent = AgentConfig(module="brayx.actor.contract_agent", class_name="ContractAgent")
+        job = {"mode": mode, "seed": 0, "agent": {"options": {}}, "contract": Contract.parse(contract).as_dict()}
+        config = ActorConfig(agents=["agent"], serialize="contract")
+        services = Services({"model": model}, {"buffer": self.buffer}, self.recorder)  # type: ignore[dict-item]
+        self.actor: AgentActor = AgentActorFactory.of(config, {"agent": agent}, "", job, services)()
+
+    async def start(self, **more: Any) -> Any:
+        return json.loads(await self.actor.start("session", json.dumps({**self.contract, **more}).encode()))
+
+    async def tick(self, **body: Any) -> Any:
+        return json.loads(await self.actor.tick(json.dumps({"obs": [1, 2], **body}).encode()))
+
+    async def end(self, **body: Any) -> None:
+        await self.actor.stop(json.dumps(body).encode())
+        await self.actor.on_end("stop")
+
+
+def logits(*values: float) -> np.ndarray:
+    return np.array(values, np.float32)
+
+
+async def test_a_start_is_answered_with_the_contract_s_id_and_the_policy_version() -> None:
+    game = Game(DISCRETE, Fixed(logits=logits(0, 9, 0)), "serve")
+    expected = Contract.parse(DISCRETE).id
+    assert await game.start() == {"contract": 1, "id": expected, "policy_version": 7, "encoding": "json"}
+    assert await game.tick() == {"go": 2}, "the game counts from 1"
+    game.contract = {"contract": expected}
+    game.actor = game.actor._factory()
+    assert (await game.start())["id"] == expected, "the id alone stands for the job's contract"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"observations": {"side": {"shape": [5]}}}, r"observations\.side\.shape is \[5\], expected \[2\]"),
+        ({"behaviour": "other"}, 'behaviour is "other", expected "agent"'),
+    ],
+)
+async def test_a_game_with_another_contract_is_refused_by_field(change: Mapping[str, Any], message: str) -> None:
+    game = Game({**DISCRETE}, Fixed(logits=logits(0, 9, 0)))
+    with pytest.raises(BadBody, match=message):
+        await game.start(**change)
+
+
+async def test_bodies_are_read_as_the_session_s_contract_encodes_them() -> None:
+    game = Game(HYBRID, Fixed(logits=(logits(0, 9), logits(9, 0, 0)), mean=logits(0.5), log_std=logits(0)), "serve")
+    await game.start(encoding="packed")
+    bodies = ContractBodies(Contract.parse({**HYBRID, "encoding": "packed"}))
+    reply = bodies.decode_reply(await game.actor.tick(bodies.encode_tick([1, 2])))
+    assert reply == {"steer": np.float32(1.0), "dash": 1, "go": 1}, "half of the way to its bound, 2"
+    with pytest.raises(BadBody, match="expected at least"):
+        await game.actor.tick(b"")
+
+
+async def test_numbers_are_in_the_game_s_bounds_and_fragments_have_the_policy_s() -> None:
+    game = Game(CONTINUOUS, Fixed(mean=logits(0, 9, -0.5), log_std=logits(-9, -9, -9)))
+    await game.start()
+    reply = await game.tick()
+    np.testing.assert_allclose([*reply["throttle"], *reply["steer"]], [0.5, 1.0, -0.5], atol=1e-3)
+    await game.tick(reward={"win": 0, "style": 5}, info={"hp": 3, "map": "desert"})
+    await game.end(reward={"win": 1}, truncated=True, obs=[3, 4])
+    (fragment,) = game.buffer.fragments
+    np.testing.assert_allclose(fragment.action, [[0, 9, -0.5]] * 2, atol=1e-2)
+    np.testing.assert_allclose(fragment.reward, [0.5, 1.0])
+    np.testing.assert_array_equal(fragment.obs["side"], [[1, 2], [1, 2], [3, 4]])
+    assert (fragment.terminated, fragment.truncated) == (False, True)
+    numbers = game.recorder.summary()
+    assert numbers["episode_return"] == pytest.approx(1.5)
+    assert (numbers["reward_sum.win"], numbers["reward_sum.style"], numbers["info.hp"]) == (1.0, 5.0, 3.0)
+    assert "info.map" not in numbers
+
+
+async def test_a_game_that_says_not_how_it_ended_has_no_return() -> None:
+    game = Game(DISCRETE, Fixed(logits=logits(0, 9, 0)))
+    await game.start()
+    await game.tick()
+    await game.end(reward=1.0)
+    (fragment,) = game.buffer.fragments
+    assert (fragment.terminated, fragment.truncated) == (False, True)
+    numbers = game.recorder.summary()
+    assert "episode_return" not in numbers
+    assert numbers["games_without_return"] == 1.0
+
+
+async def test_a_bad_stop_is_the_game_s_fault_and_can_be_sent_again() -> None:
+    game = Game(DISCRETE, Fixed(logits=logits(0, 9, 0)))
+    await game.start()
+    await game.tick()
+    with pytest.raises(BadBody, match="reward"):
+        await game.end(reward="much", terminated=True)
+    await game.end(reward=2.0, terminated=True)
+    (fragment,) = game.buffer.fragments
+    assert (fragment.terminated, fragment.truncated) == (True, False)
+    assert fragment.reward.tolist() == [2.0]
+
+
+async def test_limits_of_a_served_model_come_with_the_session_and_with_a_tick() -> None:
+    model = Fixed(logits=(logits(0, 9), logits(9, 5, 0)), mean=logits(0.5), log_std=logits(0))
+    game = Game(HYBRID, model, "serve")
+    await game.start(forbidden={"go": [1]})
+    assert await game.tick() == {"steer": [1.0], "dash": 1, "go": 2}
+    forced = await game.tick(forbidden={"go": [2]}, forced={"steer": [-2], "dash": 0})
+    assert forced == {"steer": [-2.0], "dash": 0, "go": 3}
+    assert (await game.tick())["go"] == 2, "a tick's limits end with it"
+    with pytest.raises(BadBody, match="leave no choice"):
+        await game.tick(forbidden={"go": [2, 3]})
+
+
+async def test_a_model_that_learns_sees_the_limits_in_its_mask() -> None:
+    model = Fixed(logits=logits(0, 9, 0))
+    game = Game(DISCRETE, model)
+    await game.start(forbidden={"go": [1]})
+    await game.tick(mask=[1, 1, 0])
+    assert model.seen[-1]["action_mask"].tolist() == [0, 1, 0]
+    with pytest.raises(BadBody, match="leave no choice"):
+        await game.tick(mask=[1, 0, 0])
+    without = Game(HYBRID, Fixed(logits=(logits(0, 9), logits(9, 5, 0)), mean=logits(0.5), log_std=logits(0)))
+    await without.start()
+    with pytest.raises(BadBody, match=r'forbidden\.dash limits an action .* expected "mask": true'):
+        await without.tick(forbidden={"dash": [0]})
+
+
+async def test_a_session_goes_on_from_a_snapshot() -> None:
+    game, moved = (Game(DISCRETE, Fixed(logits=logits(0, 0, 0))) for _ in range(2))
+    await game.start()
+    await game.tick()
+    await game.tick(reward=1.0)
+    snapshot = await game.actor.snapshot()
+    assert snapshot is not None
+    await moved.actor.restore("session", snapshot)
+    assert [await game.tick(reward=1.0) for _ in range(20)] == [await moved.tick(reward=1.0) for _ in range(20)]
+    await moved.end(reward=1.0, terminated=True)
+    assert moved.recorder.summary()["episode_return"] == 21.0, "less the transition during which it moved"

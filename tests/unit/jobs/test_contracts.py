@@ -1,0 +1,117 @@
+"""A job's contract: from its file or the YAML itself, in words, and in what a checkpoint records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brayx.errors import ConfigError
+from brayx.gamecore.contract import Contract
+from brayx.jobs.checks import check_job
+from brayx.jobs.config import JobConfig
+from brayx.jobs.contracts import built, contract_lines
+from brayx.jobs.recorded import recorded_contract, with_contract
+from brayx.jobs.shipped import TEMPLATES
+from brayx.model.arms import WeightSource
+
+GAME = TEMPLATES / "game.yaml"
+CONTRACT = {
+    "contract": 1,
+    "observations": {
+        "eyes": {"kind": "image", "shape": [8, 8, 3]},
+        "units": {"kind": "entities", "shape": [5, 2]},
+        "card": {"kind": "category", "size": 52, "start": 1},
+        "said": {"kind": "text", "size": 20},
+        "speed": {"shape": [2]},
+    },
+    "actions": {
+        "dash": {"kind": "discrete", "size": 2, "mask": True},
+        "steer": {"kind": "continuous", "size": 2, "low": [-1, 0], "high": 1},
+        "fire": {"kind": "continuous"},
+    },
+}
+SMALL = {
+    "contract": 1,
+    "observations": {"speed": {"shape": [2]}},
+    "actions": {"dash": {"kind": "discrete", "size": 2}},
+}
+
+
+def job(*overrides: str) -> JobConfig:
+    return JobConfig.load(GAME, overrides)
+
+
+def recorded_in(folder: Path, contract: Any) -> Path:
+    (folder / "meta.json").write_text(json.dumps({"job": {"project": "game", "contract": contract}}))
+    return folder
+
+
+@pytest.mark.parametrize("text", [json.dumps(SMALL), "contract: 1\nobservations: {speed: {shape: [2]}}\nactions:\n"
+                                  "  dash: {kind: discrete, size: 2}\n"])  # fmt: skip
+def test_a_contract_is_read_from_a_file_here_or_beside_the_yaml(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.json").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    found = job("contract=mine.json")
+    assert found.contract == Contract.parse(SMALL).as_dict()
+    assert not found.needs_contract
+    assert JobConfig.of(found.as_dict(), found.folder).contract == found.contract, "as a trial records it"
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("no-such.json", r"--set contract=no-such\.json: contract: no-such\.json cannot be read: No such file"),
+        ('{"contract": 1}', "contract: observations is missing"),
+        ("7", "contract: the body is 7, expected an object: a contract"),
+    ],
+)
+def test_a_contract_that_cannot_be_used_is_refused_with_the_job(value: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        job(f"contract={value}")
+
+
+def test_a_job_without_its_contract_is_refused_where_no_game_can_say_it() -> None:
+    assert job().needs_contract
+    with pytest.raises(ConfigError, match="contract is null, and only `brayx train` in one process"):
+        check_job(job())
+
+
+def test_a_contract_in_words() -> None:
+    observations, actions = contract_lines(Contract.parse(CONTRACT))
+    assert observations == (
+        "observations: eyes: image 8x8x3 HWC uint8; units: up to 5 entities of 2 float32; "
+        "card: one of 52 categories from 1; said: text of up to 20 bytes; speed: 2 float32"
+    )
+    assert actions == (
+        "actions: dash: one of 2 choices from 0, masked; steer: 2 numbers within bounds; fire: 1 number from -1 to 1"
+    )
+
+
+def test_what_is_built_has_the_layers_and_their_parameters() -> None:
+    lines = built(job(f"contract={json.dumps(SMALL)}")).splitlines()
+    assert lines[0] == "observations: speed: 2 float32"
+    assert "model:" in lines
+    assert lines[-1].endswith("parameters in all")
+
+
+def test_a_served_job_has_the_contract_of_its_weights(tmp_path: Path) -> None:
+    contract = Contract.parse(SMALL).as_dict()
+    sources = {"model": WeightSource(checkpoint=str(recorded_in(tmp_path, contract)))}
+    assert with_contract(job(), sources).contract == contract
+    same = job(f"contract={json.dumps({**SMALL, 'encoding': 'packed'})}")
+    assert with_contract(same, sources) is same, "the encoding is the game's matter"
+    other = {**SMALL, "observations": {"speed": {"shape": [3]}}}
+    with pytest.raises(ConfigError, match=r"weights of model 'model': observations\.speed\.shape is \[3\], expected"):
+        with_contract(job(f"contract={json.dumps(other)}"), sources)
+    with pytest.raises(ConfigError, match="no model that is served has one: train the job first"):
+        with_contract(job(), {"model": WeightSource()})
+
+
+def test_a_checkpoint_of_a_job_without_a_contract_has_none(tmp_path: Path) -> None:
+    assert recorded_contract(tmp_path) is None
+    assert recorded_contract(recorded_in(tmp_path, None)) is None
