@@ -67,8 +67,11 @@ class TcpSessions:
             request = request._replace(key=self._key, time=str(now), token=token)
         self._unsent.append(encode_request(request, now))
 
-    def exchange(self) -> list[tuple[str, bytes | BrayxError]]:
+    def exchange(self, wait_s: float | None = None) -> list[tuple[str, bytes | BrayxError]]:
         """Sends the taken requests and waits for at least one reply; returns each one's session, and its body or error.
+
+        Args:
+            wait_s: deadline for a reply, after which the wait may go on; None: that of the connection.
 
         Raises:
             BrayxError: the service reported an error of the connection, and closes it.
@@ -76,6 +79,7 @@ class TcpSessions:
             DeadlineExceeded: no reply came in time.
             TransportError: the received bytes are not in this framing.
         """
+        wait_s = self._timeout_s if wait_s is None else wait_s
         replies: list[tuple[str, bytes | BrayxError]] = []
         broken = False
         try:
@@ -83,7 +87,7 @@ class TcpSessions:
                 data = b"".join(self._unsent)
                 self._unsent.clear()
                 self._connection.send(data, self._timeout_s)
-            deadline = clock.monotonic() + self._timeout_s
+            deadline = clock.monotonic() + wait_s
             while not replies:
                 received = self._connection.recv(deadline)
                 if not received:
@@ -92,7 +96,7 @@ class TcpSessions:
                     replies.append((session.decode("latin-1"), from_wire(body) if time < 0 else body))
                     broken = time == NO_REQUEST
         except TimeoutError:
-            raise self._endpoint.deadline_exceeded("reply", self._timeout_s, layer="tcp") from None
+            raise self._endpoint.deadline_exceeded("reply", wait_s, layer="tcp") from None
         except OSError as error:
             raise self._endpoint.connection_lost("requests under way", error, started=False) from error
         except ProtocolError as error:

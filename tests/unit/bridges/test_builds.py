@@ -1,0 +1,41 @@
+"""Builds of an engine: real processes that end and start again."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from brayx.bridges.builds import Builds, words_of
+from brayx.errors import ConfigError
+from tests.waiting import until
+
+
+def test_a_build_that_ends_starts_again(tmp_path: Path) -> None:
+    began = tmp_path / "began"
+    code = f"open({str(began)!r}, 'a').write('x'); import sys; sys.exit(3)"
+    lines: list[str] = []
+    with Builds([[sys.executable, "-c", code]], lines.append) as builds:
+
+        def started_twice() -> bool:
+            builds.watch()
+            return began.exists() and len(began.read_text()) >= 2
+
+        until(started_twice, "a second start")
+    assert lines[0].startswith("build 0 ended with status 3 after ")
+
+
+def test_builds_end_with_their_bridge() -> None:
+    with Builds([[sys.executable, "-c", "import time; time.sleep(600)"]] * 2, print) as builds:
+        processes = [build.process for build in builds._builds]
+    assert [process.returncode for process in processes if process] == [-15, -15]
+
+
+def test_commands_that_cannot_be_started() -> None:
+    assert words_of("./game.x86_64 --scene 'my level'") == ["./game.x86_64", "--scene", "my level"]
+    for command, expected in (("", "is empty"), ("./game 'x", "not a valid command line")):
+        with pytest.raises(ConfigError, match=expected):
+            words_of(command)
+    with pytest.raises(ConfigError, match="'/no/such/build' cannot be started"), Builds([["/no/such/build"]], print):
+        pass

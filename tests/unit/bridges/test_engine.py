@@ -1,0 +1,141 @@
+"""The agents of an engine's game as sessions, over a real TCP door."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from brayx.bridges.engine import AgentStep, EngineAgents
+from brayx.bridges.gym import GameResult
+from brayx.errors import AgentError, BadBody, BrayxError, ConfigError, ConnectFailed
+from brayx.gamecore import StepKind
+from brayx.gamecore.contract import Contract
+from brayx.gamecore.games import GamesRun
+from brayx.gamecore.protocol import StepRequest
+from tests.unit.gamecore.echo_server import EchoApp, serving_tcp
+
+CONTRACT = Contract.parse(
+    {
+        "contract": 1,
+        "observations": {"vector": {"shape": [2]}},
+        "actions": {"move": {"kind": "discrete", "size": 3, "mask": True}},
+    }
+)
+
+
+def step(agent: int, value: float, reward: float = 0.0, **more: Any) -> AgentStep:
+    return AgentStep(agent, CONTRACT, {"vector": [value, 0.0]}, reward, **more)
+
+
+class Door:
+    """A TCP door whose agents do what their observation says; with the errors that are to come."""
+
+    def __init__(self) -> None:
+        self.app = EchoApp(self._answer)
+        self.errors: list[BrayxError] = []
+        self.start_errors: list[BrayxError] = []
+
+    async def answered(self, request: StepRequest) -> bytes:
+        if request.kind is StepKind.START and self.start_errors:
+            raise self.start_errors.pop(0)
+        if request.kind is StepKind.TICK and self.errors:
+            self.app.running.discard(request.session)
+            raise self.errors.pop(0)
+        return self.app.step(request)
+
+    def _answer(self, body: bytes) -> bytes:
+        return json.dumps({"move": int(json.loads(body)["obs"]["vector"][0])}).encode()
+
+    def bodies(self, *kinds: StepKind) -> list[tuple[str, Any]]:
+        """Kind and body of the requests."""
+        return [
+            (request.kind.value, json.loads(request.body) if request.body else None)
+            for request in self.app.requests
+            if request.kind in kinds
+        ]
+
+
+@pytest.fixture
+def door() -> Door:
+    return Door()
+
+
+@pytest.fixture
+def url(door: Door) -> Iterator[str]:
+    with serving_tcp(door.answered) as address:
+        yield f"tcp://{address}"
+
+
+def agents_at(url: str, **options: Any) -> EngineAgents:
+    return EngineAgents(GamesRun(**{"url": url, "games": None, "give_up_after_s": 20.0, **options}))
+
+
+def test_each_agent_is_a_session(door: Door, url: str) -> None:
+    results: list[GameResult] = []
+    agents = agents_at(url, on_game=results.append)
+    assert agents.exchange([step(7, 1, 9.0), step(8, 2, mask={"move": [0, 0, 1]})]) == {7: {"move": 1}, 8: {"move": 2}}
+    assert agents.exchange([step(8, 0, 0.5, info={"speed": 2.0})]) == {8: {"move": 0}}
+    ends = [step(7, 2, 1.0, ended="terminated"), step(8, 2, -1.0, ended="truncated")]
+    assert agents.exchange([*ends, step(7, 0)]) == {7: {"move": 0}}
+    assert len(agents) == 1
+    agents.break_off()
+    assert not door.app.running
+    assert (agents.episodes, agents.broken_off) == (2, 1)
+    assert results == [GameResult(1.0, 1, "terminated"), GameResult(-0.5, 2, "truncated")]
+    starts = door.bodies(StepKind.START)
+    assert [body for _, body in starts] == [CONTRACT.as_dict()] * 3
+    assert [body for _, body in door.bodies(StepKind.TICK)] == [
+        {"reward": 0.0, "obs": {"vector": [1.0, 0.0]}},
+        {"reward": 0.0, "obs": {"vector": [2.0, 0.0]}, "mask": {"move": [0, 0, 1]}},
+        {"reward": 0.5, "info": {"speed": 2.0}, "obs": {"vector": [0.0, 0.0]}},
+        {"reward": 0.0, "obs": {"vector": [0.0, 0.0]}},
+    ]
+    assert [body for _, body in door.bodies(StepKind.STOP)] == [
+        {"reward": 1.0, "obs": {"vector": [2.0, 0.0]}, "terminated": True},
+        {"reward": -1.0, "obs": {"vector": [2.0, 0.0]}, "truncated": True},
+        None,
+    ]
+
+
+def test_the_end_of_an_agent_without_a_session_is_nothing(door: Door, url: str) -> None:
+    agents = agents_at(url)
+    assert agents.exchange([step(7, 1, ended="terminated")]) == {}
+    assert not door.app.requests
+
+
+def test_a_lost_session_is_followed_by_another(door: Door, url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    agents = agents_at(url)
+    agents.exchange([step(7, 1), step(8, 1)])
+    door.errors = [AgentError("broken")]
+    assert agents.exchange([step(7, 2, 0.5), step(8, 2, 0.5)]) == {7: {"move": 2}, 8: {"move": 2}}
+    assert len(door.bodies(StepKind.START)) == 3
+    assert sorted(body["reward"] for _, body in door.bodies(StepKind.TICK)) == [0.0, 0.0, 0.0, 0.5]
+    assert agents.broken_off == 1
+    assert "agent_error" in capsys.readouterr().err
+
+
+def test_a_refused_contract_and_a_value_that_does_not_fit(door: Door, url: str) -> None:
+    agents = agents_at(url)
+    door.start_errors = [BadBody("actions.move.size is 3, expected 2")]
+    with pytest.raises(BadBody, match=r"refuses the game's agents: actions\.move\.size is 3"):
+        agents.exchange([step(7, 1)])
+    agents.break_off()
+    with pytest.raises(BadBody, match=r"agent 7: obs\.vector\[0\] is nan"):
+        agents.exchange([step(7, float("nan"))])
+    agents.break_off()
+    assert not len(agents)
+
+
+def test_a_door_that_is_gone_is_given_up() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(ConnectFailed):
+        agents_at(f"tcp://127.0.0.1:{port}", give_up_after_s=0.0).exchange([step(7, 1)])
+    with pytest.raises(ConfigError, match="expected tcp://"):
+        agents_at("http://127.0.0.1:8000")
+    with pytest.raises(ConfigError, match="max_ticks"):
+        agents_at("tcp://127.0.0.1:8101", max_ticks=3)
