@@ -7,10 +7,11 @@ returns when all are answered. Knows nothing of the engines' wires.
 from __future__ import annotations
 
 import json
+import threading
 import time
 import uuid
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from brayx.bridges.gym import GameResult
@@ -63,6 +64,62 @@ class _Session:
     repeats: int = 0
     total_reward: float = 0.0
     length: int = 0
+
+
+class EngineRun:
+    """A run by the threads of several games: keeps their episodes' results, and ends with the last or with a failure.
+
+    Args:
+        run: how to play.
+
+    Attributes:
+        games_run: the same for `EngineAgents`, which stop when this run is over and report their episodes here.
+    """
+
+    def __init__(self, run: GamesRun[GameResult]) -> None:
+        self.games_run = replace(run, should_stop=self.is_over, on_game=self._finished)
+        self._given = run
+        self._results: list[GameResult] = []
+        self._failure: BrayxError | None = None
+        self._lock = threading.Lock()
+        self._ends = threading.Event()
+
+    def is_over(self) -> bool:
+        """Whether to stop playing."""
+        return self._ends.is_set() or self._given.should_stop()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for the end, for at most this long; whether the run is over."""
+        return self._ends.wait(timeout_s) or self.is_over()
+
+    def end(self) -> None:
+        """Ends the run."""
+        self._ends.set()
+
+    def fail(self, error: BrayxError) -> None:
+        """Ends the run with an error of the service."""
+        self._failure = error
+        self._ends.set()
+
+    def results(self) -> list[GameResult]:
+        """The results of all episodes, if their number is limited.
+
+        Raises:
+            BrayxError: that of `fail`.
+        """
+        if self._failure is not None:
+            raise self._failure
+        return self._results
+
+    def _finished(self, result: GameResult) -> None:
+        with self._lock:
+            if len(self._results) == self._given.games:
+                return
+            if self._given.games is not None:
+                self._results.append(result)
+            self._given.on_game(result)
+            if len(self._results) == self._given.games:
+                self._ends.set()
 
 
 class EngineAgents:
@@ -220,6 +277,13 @@ class EngineAgents:
         if self._connection is not None:
             self._connection.__exit__()
             self._connection = None
+
+
+def described(contract: Contract) -> str:
+    """A contract in a few words: ``chaser: obs [4], camera [84, 84, 3] -> steer 2, dash of 2``."""
+    seen = [f"{spec.name} {list(spec.shape) or f'of {spec.size}'}" for spec in contract.observations]
+    done = [f"{part.name} {'of ' * (part.kind == 'discrete')}{part.size}" for part in contract.actions]
+    return f"{contract.behaviour}: {', '.join(seen)} -> {', '.join(done)}"
 
 
 def _encoded(bodies: ContractBodies, step: AgentStep, reward: float) -> bytes:

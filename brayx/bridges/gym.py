@@ -180,7 +180,7 @@ def main(argv: list[str] | None = None) -> int:
     """The command ``brayx gamecore gym``; exit codes as for `brayx.gamecore.games.run_command`."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # so that module:id finds modules in the working directory
-    return playing.run_command(parser(), argv, run_games, "at_once")
+    return playing.run_command(parser(), argv, run_games, "env_id", "at_once")
 
 
 if __name__ == "__main__":

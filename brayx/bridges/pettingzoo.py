@@ -448,7 +448,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """The command ``brayx gamecore pettingzoo``; exit codes as for `brayx.gamecore.games.run_command`."""
-    return playing.run_command(parser(), argv, run_games, "api", "state")
+    return playing.run_command(parser(), argv, run_games, "env_id", "api", "state")
 
 
 if __name__ == "__main__":

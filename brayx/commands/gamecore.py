@@ -6,7 +6,11 @@ import argparse
 import importlib
 
 HELP = "play as a game: `brayx gamecore gym ENV_ID --url URL`"
-KINDS = {"gym": "any Gymnasium environment", "pettingzoo": "any PettingZoo environment, a session for each agent"}
+KINDS = {
+    "gym": "any Gymnasium environment",
+    "pettingzoo": "any PettingZoo environment, a session for each agent",
+    "unity": "any Unity project with the package ML-Agents",
+}
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -210,11 +210,11 @@ class Backoff:
         self._failed += 1
         pause_s = self._pause_s * random.uniform(0.5, 1.0)
         if now + pause_s - self._since > self._give_up_after_s:
-            _print(f"given up after {self._spell(now)}; --give-up-after-s changes when")
+            say(f"given up after {self._spell(now)}; --give-up-after-s changes when")
             raise error
         if error.code not in self._printed:
             self._printed.add(error.code)
-            _print(
+            say(
                 f"game ended by {error.code}: {error}; next game in {pause_s:.1f} s, giving up after "
                 f"{self._give_up_after_s:g} s without a complete game"
             )
@@ -226,7 +226,7 @@ class Backoff:
     def reset(self) -> None:
         """Call after a complete game."""
         if self._since is not None and self._failed > len(self._printed):
-            _print(f"games go on after {self._spell(self._until)}")
+            say(f"games go on after {self._spell(self._until)}")
         self._forget()
 
     def _spell(self, until: float) -> str:
@@ -234,7 +234,8 @@ class Backoff:
         return f"{until - self._since:.1f} s (failed games: {self._failed})"
 
 
-def _print(text: str) -> None:
+def say(text: str) -> None:
+    """Prints a line on standard error, which names this gamecore."""
     print(f"gamecore {os.getpid()}: {text}", file=sys.stderr, flush=True)
 
 
@@ -374,7 +375,7 @@ def run_command(
     Args:
         parser: a `command_parser`, with the options of this kind.
         argv: command-line arguments; None: those of the process.
-        run_games: plays games of ``env_id``; takes the arguments of `GamesRun`.
+        run_games: plays games; takes the arguments of `GamesRun`.
         more: options of this kind that it takes, too.
     """
     options = parser.parse_args(argv)
@@ -398,7 +399,7 @@ def run_command(
     with _signals(stop):
         try:
             extra = {name: getattr(options, name) for name in more}
-            run_games(options.env_id, on_game=on_game, should_stop=stop, **extra, **_run_options(options))
+            run_games(on_game=on_game, should_stop=stop, **extra, **_run_options(options))
         except KeyboardInterrupt:
             pass  # a second signal, or the service took too long to end the game
         except BrayxError as error:

@@ -1,0 +1,337 @@
+"""Plays Unity projects with the package ML-Agents as a gamecore: listens for the game, as ML-Agents' own trainer does.
+
+    brayx gamecore unity --url tcp://127.0.0.1:8101                                   then press Play in the Editor
+    brayx gamecore unity --url tcp://127.0.0.1:8101 --command ./game.x86_64 --num 4   starts builds itself
+
+Each agent of a game becomes a session with the contract of its behaviour (`brayx.bridges.unity_wire`). An agent that is
+done stops its session as terminated, or as truncated if it reached its Max Step. A game that leaves in mid-episode
+breaks its sessions off. A fault of a game ends the game and is said in one line; the bridge goes on listening. Knows
+nothing of learning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+from brayx.bridges.builds import Builds, words_of
+from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
+from brayx.bridges.gym import GameResult
+from brayx.bridges.unity_wire import (
+    BUILD_PORT,
+    EDITOR_PORT,
+    GO_ON,
+    MAX_MESSAGE_BYTES,
+    PATH,
+    UnityBehaviour,
+    actions_message,
+    engine_settings,
+    parse_message,
+    quit_message,
+    reset_message,
+    statistics,
+    welcome,
+)
+from brayx.bridges.v1 import unity_pb2 as pb
+from brayx.command_line import SWITCH
+from brayx.errors import BadBody, BrayxError, ConfigError, ProtocolError
+from brayx.gamecore import games as playing
+from brayx.gamecore.games import GamesRun, say
+
+_LOOK_S = 0.1
+_SILENT_S = 60.0
+"""A game that has not called for this long is paused, or gone."""
+_END_S = 3.0
+"""Time for a game to call once more when the bridge ends, and be told to quit."""
+
+
+class UnityPort:
+    """One port: the game that calls there, and its agents' sessions. Thread-safe.
+
+    Args:
+        run: the run of the bridge.
+        name: what lines on the screen call the game.
+        hint: end of the line that says that the game has left.
+        seed: of the game.
+        time_scale: how much faster than real time the game runs.
+    """
+
+    def __init__(self, run: EngineRun, name: str, *, hint: str = "", seed: int = 0, time_scale: float = 20.0) -> None:
+        self._run, self._name, self._hint, self._seed = run, name, hint, seed
+        self._settings = engine_settings(time_scale)
+        self._agents = EngineAgents(run.games_run)
+        self._lock = threading.Lock()
+        self._peer = self._former = ""
+        self._behaviours: dict[str, UnityBehaviour] = {}
+        self._announced: dict[str, pb.Behaviour] = {}
+        self._statistics: dict[str, float] = {}
+        self._called_at = 0.0
+        self._calls = 0
+
+    @property
+    def is_playing(self) -> bool:
+        """Whether a game calls here."""
+        return bool(self._peer)
+
+    def answer(self, data: bytes, peer: str) -> bytes:
+        """The answer to a call.
+
+        Args:
+            data: the call's message.
+            peer: the address that calls, which differs from game to game.
+        """
+        with self._lock:
+            self._calls += 1
+            try:
+                message = self._answer(parse_message(data), peer)
+            except ProtocolError as error:  # the game's fault
+                self._leave(f"{self._name} was refused and told to quit: {error.message}")
+                message = quit_message()
+            except BrayxError as error:
+                if not self._run.is_over():
+                    self._run.fail(error)
+                self._leave()
+                message = quit_message()
+            self._called_at = time.monotonic()
+            return message.SerializeToString()
+
+    def watch(self) -> None:
+        """Call several times a second: ends the sessions of a game that does not call any more."""
+        if not self.is_playing or time.monotonic() - self._called_at < _SILENT_S:
+            return
+        if len(self._agents) and self._lock.acquire(blocking=False):
+            try:
+                say(f"{self._name} has not called for {_SILENT_S:g} s: its episodes are broken off; is it paused?")
+                self._agents.break_off()
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """Ends the sessions that still run."""
+        with self._lock:
+            self._leave()
+
+    def _answer(self, message: pb.Message, peer: str) -> pb.Message:
+        output = message.output
+        if self._run.is_over():
+            self._leave()
+            return quit_message()
+        if output.hello.communicator_version:
+            return self._greet(output.hello, peer)
+        if peer == self._former:
+            return quit_message()
+        if message.header.status != GO_ON:
+            if self.is_playing:
+                self._leave(f"{self._name} has left after {self._calls} calls{self._hint}")
+            return quit_message()
+        if not self.is_playing:
+            raise ProtocolError("it calls without a hello: stop it, and press Play again")
+        self._peer = peer
+        if not output.HasField("agents"):
+            return reset_message(self._settings)
+        return self._step(output)
+
+    def _greet(self, hello: pb.Hello, peer: str) -> pb.Message:
+        if self.is_playing:
+            self._former = self._peer
+            self._leave(f"{self._name} calls anew; the game before it has ended without a word")
+        answer = welcome(hello, self._seed)
+        self._peer, self._calls = peer, 1
+        self._former = "" if self._former == peer else self._former
+        return answer
+
+    def _leave(self, line: str = "") -> None:
+        """Forgets the game; ends its agents' sessions."""
+        if line:
+            say(line)
+        self._agents.break_off()
+        self._peer = ""
+        self._behaviours, self._announced, self._statistics = {}, {}, {}
+
+    def _step(self, output: pb.Output) -> pb.Message:
+        lists = output.agents.by_behaviour
+        for announced in output.hello.behaviours:
+            self._announced[announced.name] = announced
+            if announced.name in self._behaviours and lists[announced.name].agents:
+                self._check_same(self._behaviours[announced.name], announced, lists[announced.name].agents[0])
+        self._statistics.update(statistics(output.agents.side_channel))
+        steps = sorted(self._steps(output.agents), key=lambda step: step.ended is None)  # ends come before starts
+        actions = self._agents.exchange(steps)
+        if any(step.ended is None for step in steps):
+            self._statistics = {}
+        return actions_message(
+            {
+                name: [self._behaviours[name].action(actions[agent.id]) for agent in listed.agents if not agent.done]
+                for name, listed in lists.items()
+            }
+        )
+
+    def _steps(self, agents: pb.Agents) -> Iterator[AgentStep]:
+        """The steps of all agents. The game's statistics go with the first that wants an action."""
+        wanting: set[int] = set()
+        for name, listed in agents.by_behaviour.items():
+            for agent in listed.agents:
+                behaviour = self._behaviours.get(name) or self._new_behaviour(name, agent)
+                if agent.done:
+                    yield behaviour.step(agent)
+                    continue
+                if agent.id in wanting:
+                    raise BadBody(f"agent {agent.id} of behaviour {name!r} wants two actions in one call")
+                yield behaviour.step(agent, None if wanting else self._statistics)
+                wanting.add(agent.id)
+
+    def _new_behaviour(self, name: str, agent: pb.Agent) -> UnityBehaviour:
+        announced = self._announced.get(name)
+        if announced is None:
+            raise ProtocolError(
+                f"behaviour {name!r:.80} has agents before it is announced: stop it, and press Play again"
+            )
+        behaviour = UnityBehaviour(announced, agent)
+        for other in self._behaviours.values():
+            if other.contract.behaviour != behaviour.contract.behaviour:
+                raise BadBody(
+                    f"behaviour {behaviour.contract.behaviour!r} comes beside {other.contract.behaviour!r}, and a "
+                    "training learns one: set the Behavior Type of the other's agents to Heuristic Only or Inference "
+                    "Only; if all are to learn the same, give them one Behavior Name",
+                    field="behaviour",
+                )
+        say(f"{self._name} plays {described(behaviour.contract)}")
+        self._behaviours[name] = behaviour
+        return behaviour
+
+    def _check_same(self, behaviour: UnityBehaviour, announced: pb.Behaviour, agent: pb.Agent) -> None:
+        if differences := UnityBehaviour(announced, agent).contract.differences(behaviour.contract):
+            raise BadBody(
+                f"behaviour {announced.name!r} changed while the game runs: {'; '.join(differences)}; stop it, and "
+                "press Play again"
+            )
+
+
+def run_games(
+    url: str,
+    *,
+    listen: int | None = None,
+    command: str = "",
+    num: int = 1,
+    time_scale: float = 20.0,
+    no_graphics: bool = False,
+    on_listen: Callable[[list[int]], None] = lambda ports: None,
+    **options: Any,
+) -> list[GameResult]:
+    """Plays games of a Unity project and returns the results of their agents' episodes.
+
+    Args:
+        listen: port for a game that is started by hand, or for the first build; 0: free ones; None: where ML-Agents'
+            package calls, 5004 for the Editor, 5005 and the next for builds.
+        command: command line of a build; empty: a game is started by hand.
+        num: number of builds. Each has a port of its own, and the seeds follow each other.
+        time_scale: how much faster than real time games run.
+        no_graphics: builds draw nothing; not for agents that see.
+        on_listen: called with the ports when all are open.
+        **options: as for `brayx.gamecore.games.GamesRun`.
+
+    Raises:
+        ConfigError: a port is taken, a build cannot be started, or an option has no meaning here.
+        BrayxError: the service's last error.
+    """
+    run = EngineRun(GamesRun(url=url, **options))
+    words = words_of(command) if command else []
+    first = listen if listen is not None else BUILD_PORT if words else EDITOR_PORT
+    seed = options.get("seed") or 0
+    with contextlib.ExitStack() as stack:
+        ports, numbers = [], []
+        for index in range(num if words else 1):
+            name, hint = (f"build {index}", "") if words else ("the game", "; press Play to go on")
+            port = UnityPort(run, name, hint=hint, seed=seed + index, time_scale=time_scale)
+            stack.callback(port.close)
+            server, number = _serve(port, first and first + index)
+            stack.callback(server.stop, 0.5)
+            ports.append(port)
+            numbers.append(number)
+        flags = ["-nographics", "-batchmode"] if no_graphics else []
+        commands = [[*words, *flags, "--mlagents-port", str(number)] for number in numbers] if words else []
+        builds = stack.enter_context(Builds(commands, say))
+        stack.callback(_wait_for_end, run, ports)
+        if not words:
+            say(f"listens at 127.0.0.1:{numbers[0]}: press Play in the Unity Editor")
+        on_listen(numbers)
+        while not run.wait(_LOOK_S):
+            builds.watch()
+            for port in ports:
+                port.watch()
+    return run.results()
+
+
+def _wait_for_end(run: EngineRun, ports: list[UnityPort]) -> None:
+    """Gives each game the time to call once more and be told to quit."""
+    run.end()
+    deadline = time.monotonic() + _END_S
+    while any(port.is_playing for port in ports) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _serve(port: UnityPort, number: int) -> tuple[Any, int]:
+    """A server of the call that a game makes; and where it listens."""
+
+    def exchange(data: bytes, context: Any) -> bytes:
+        return port.answer(data, context.peer())
+
+    service, method = PATH
+    handlers = grpc.method_handlers_generic_handler(service, {method: grpc.unary_unary_rpc_method_handler(exchange)})
+    server = grpc.server(
+        ThreadPoolExecutor(4, thread_name_prefix="brayx-unity"),
+        handlers=(handlers,),
+        options=(
+            ("grpc.so_reuseport", 0),
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", -1),
+        ),
+        maximum_concurrent_rpcs=8,
+    )
+    try:
+        taken: int = server.add_insecure_port(f"127.0.0.1:{number}")
+    except RuntimeError:
+        raise ConfigError(
+            f"port {number} is taken: does mlagents-learn, or another training, wait for Unity? Stop it; or give "
+            "--listen PORT, and start the game with --mlagents-port PORT",
+            port=number,
+        ) from None
+    with contextlib.suppress(RuntimeError):  # a machine without IPv6; the game calls "localhost", which may be either
+        server.add_insecure_port(f"[::1]:{taken}")
+    server.start()
+    return server, taken
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = playing.command_parser("unity", "Play Unity projects that use the package ML-Agents, unmodified.")
+    made.add_argument(
+        "--listen", type=int, default=None, metavar="PORT",
+        help="port for a game that is started by hand, or for the first build (default: 5004, 5005 with --command)",
+    )  # fmt: skip
+    made.add_argument(
+        "--command", default="", metavar="BUILD", help="start this build instead, and again whenever it ends"
+    )
+    made.add_argument("--num", type=int, default=1, help="number of builds (default: %(default)s)")
+    made.add_argument(
+        "--time-scale", type=float, default=20.0, help="how much faster than real time (default: %(default)g)"
+    )
+    made.add_argument("--no-graphics", help="the builds draw nothing; not for agents that see", **SWITCH)
+    return made
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command ``brayx gamecore unity``; exit codes as for `brayx.gamecore.games.run_command`."""
+    return playing.run_command(parser(), argv, run_games, "listen", "command", "num", "time_scale", "no_graphics")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The messages of Unity's ML-Agents, generated from ``unity.proto``."""

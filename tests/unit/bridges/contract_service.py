@@ -1,0 +1,109 @@
+"""A real door whose actor takes any game's contract, and keeps what the game's sessions sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from brayx.actor.actor import Actor
+from brayx.actor.config import ActorConfig
+from brayx.actor.host import LocalHost
+from brayx.actor.serving import Runtime
+from brayx.errors import BadBody, BrayxError
+from brayx.gamecore.contract import Contract
+from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.gamecore.contract_ticks import Tick
+
+
+@dataclass
+class Played:
+    """One session.
+
+    Attributes:
+        contract: of its game.
+        ticks: what it sent, in order.
+        last: its stop; None until then, or if it had no body.
+        ended: why it ended; empty: it has not.
+    """
+
+    contract: Contract
+    ticks: list[Tick] = field(default_factory=list)
+    last: Tick | None = None
+    ended: str = ""
+
+
+@dataclass
+class ContractService:
+    """What the actors of a host share.
+
+    Attributes:
+        url: of each door.
+        expected: the contract that games have to fit; None: any.
+        failures: errors with which the next ticks are answered, one each.
+        takes_contracts: false: a start is answered as by an actor that knows none.
+        sessions: all sessions, in the order of their starts.
+    """
+
+    urls: dict[str, str] = field(default_factory=dict)
+    expected: Contract | None = None
+    failures: list[BrayxError] = field(default_factory=list)
+    takes_contracts: bool = True
+    sessions: list[Played] = field(default_factory=list)
+
+    def reset(self) -> None:
+        """Forgets everything but the doors."""
+        self.__init__(self.urls)  # type: ignore[misc]
+
+
+class _ContractActor(Actor):
+    def __init__(self, service: ContractService) -> None:
+        self._service = service
+
+    async def start(self, session: str, body: bytes) -> bytes:
+        if not self._service.takes_contracts:
+            return b"Game Started"
+        contract = Contract.parse(json.loads(body))
+        if self._service.expected is not None and (differences := contract.differences(self._service.expected)):
+            raise BadBody("; ".join(differences))
+        self._bodies = ContractBodies(contract)
+        self._played = Played(contract)
+        self._service.sessions.append(self._played)
+        return json.dumps({"contract": 1, "id": contract.id}).encode()
+
+    async def tick(self, body: bytes) -> bytes:
+        if self._service.failures:
+            raise self._service.failures.pop()
+        tick = self._bodies.decode(body)
+        self._played.ticks.append(tick)
+        return self._bodies.encode(action_of(self._played.contract))
+
+    async def stop(self, body: bytes) -> bytes:
+        self._played.last = self._bodies.decode_stop(body)
+        return b""
+
+    async def on_end(self, reason: str) -> None:
+        if self._service.takes_contracts and hasattr(self, "_played"):
+            self._played.ended = reason
+
+
+def action_of(contract: Contract) -> dict[str, Any]:
+    """What the actor answers to each tick: half of what is possible, and the last choice."""
+    numbers = {part.name: [0.5] * part.size for part in contract.continuous}
+    return numbers | {part.name: part.start + part.size - 1 for part in contract.discrete}
+
+
+@contextmanager
+def serving_contracts() -> Iterator[ContractService]:
+    """Open doors of a `ContractService`."""
+    service = ContractService()
+    config = ActorConfig(agents=["agent"], port=0, native_port=None, tcp_port=0)  # type: ignore[call-arg]
+    host = LocalHost(config, Runtime(lambda: _ContractActor(service)))
+    host.open()
+    service.urls = dict(host.urls)
+    try:
+        yield service
+    finally:
+        host.close()
