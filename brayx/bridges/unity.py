@@ -222,7 +222,7 @@ def run_games(
     command: str = "",
     num: int = 1,
     time_scale: float = 20.0,
-    no_graphics: bool = False,
+    headless: bool = False,
     on_listen: Callable[[list[int]], None] = lambda ports: None,
     **options: Any,
 ) -> list[GameResult]:
@@ -234,7 +234,7 @@ def run_games(
         command: command line of a build; empty: a game is started by hand.
         num: number of builds. Each has a port of its own, and the seeds follow each other.
         time_scale: how much faster than real time games run.
-        no_graphics: builds draw nothing; not for agents that see.
+        headless: builds draw nothing; not for agents that see.
         on_listen: called with the ports when all are open.
         **options: as for `brayx.gamecore.games.GamesRun`.
 
@@ -256,7 +256,7 @@ def run_games(
             stack.callback(server.stop, 0.5)
             ports.append(port)
             numbers.append(number)
-        flags = ["-nographics", "-batchmode"] if no_graphics else []
+        flags = ["-nographics", "-batchmode"] if headless else []
         commands = [[*words, *flags, "--mlagents-port", str(number)] for number in numbers] if words else []
         builds = stack.enter_context(Builds(commands, say))
         stack.callback(_wait_for_end, run, ports)
@@ -324,13 +324,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--time-scale", type=float, default=20.0, help="how much faster than real time (default: %(default)g)"
     )
-    made.add_argument("--no-graphics", help="the builds draw nothing; not for agents that see", **SWITCH)
+    made.add_argument("--headless", help="the builds draw nothing; not for agents that see", **SWITCH)
     return made
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command ``brayx gamecore unity``; exit codes as for `brayx.gamecore.games.run_command`."""
-    return playing.run_command(parser(), argv, run_games, "listen", "command", "num", "time_scale", "no_graphics")
+    return playing.run_command(parser(), argv, run_games, "listen", "command", "num", "time_scale", "headless")
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def test_the_number_of_episodes_ends_the_run(service: ContractService) -> None:
 
 def test_a_build_is_started_with_its_port_and_told_to_quit(service: ContractService) -> None:
     command = f"{sys.executable} -m tests.unity_game --agents 2 --limit 4"
-    with Bridge(service, command=command, num=2, games=8, no_graphics=True) as bridge:
+    with Bridge(service, command=command, num=2, games=8, headless=True) as bridge:
         until(bridge.ended, "the end of the bridge")
     assert bridge.error is None
     assert len(bridge.results) == 8
@@ -290,7 +290,7 @@ def test_unknown_second_and_changed_behaviours(service: ContractService, capsys:
             answer = caller.call(agents_message(sides, [behaviour(name) for name in sides]))
             assert answer.header.status == 200
             caller.call(leaving())
-    assert [session.contract.team for session in service.sessions[-2:]] == [0, 1]
+    assert {session.contract.team for session in service.sessions[-2:]} == {0, 1}
 
 
 def test_a_training_that_expects_another_game_says_by_which_field(
@@ -391,4 +391,4 @@ def test_the_command_line() -> None:
     options = unity.parser().parse_args(
         ["--url", "tcp://h:1", "--command", "./game", "--num", "3", "--time-scale", "1"]
     )
-    assert (options.listen, options.num, options.time_scale, options.no_graphics) == (None, 3, 1.0, False)
+    assert (options.listen, options.num, options.time_scale, options.headless) == (None, 3, 1.0, False)
