@@ -276,8 +276,9 @@ class AgentActor(Actor):
         self._stop = body
         if body:
             state = State(self._session, tick=self._tick, kind="stop", input=self._codec.decode_stop(body))
-            if self._player.report is not None and isinstance(state.input, dict) and "result" in state.input:
-                self._report(state.input["result"])
+            results = [] if self._player.report is None else self._codec.results(state.input)
+            for result in results:
+                self._report(result)
                 self._player.leave("stop")  # before the reply: its receiver can rely on the stored result
             self._episodes.states.append(state)
             self._logs.stop(body)

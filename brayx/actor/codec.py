@@ -45,6 +45,10 @@ class Codec:
         """Parses a stop's body; errors as for `decode`."""
         return self.decode(body)
 
+    def results(self, stop: Any) -> list[Any]:
+        """The result of the session's seat in a league, if a parsed stop has one."""
+        return [stop["result"]] if isinstance(stop, dict) and "result" in stop else []
+
     def started(self, output: Any) -> bytes:
         """The reply to a start, after which the agents left ``output``."""
         return b"Game Started"

@@ -80,6 +80,10 @@ class ContractCodec(Codec):
         """See `Codec.decode_stop`."""
         return self._bodies.decode_stop(body)
 
+    def results(self, stop: Any) -> list[Any]:
+        """See `Codec.results`."""
+        return [] if stop.result is None else [stop.result]
+
     def encode(self, output: Any) -> bytes:
         """See `Codec.encode`."""
         return output if isinstance(output, bytes) else self._bodies.encode(output)

@@ -71,7 +71,7 @@ FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 URL = "http://127.0.0.1:8000"
 
 NOT_RUN = {
-    "minutes of training": 15,
+    "minutes of training": 18,
     "trains for seconds; tests/unit/algorithms/test_own.py runs it": 1,
     "trains; tests/end_to_end/test_tune.py does the same": 1,
     "trains for seconds to minutes; tests/unit/commands/test_ppo.py runs it": 1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.actor.config import ActorConfig, AgentConfig
+from brayx.actor.players import SeatedPlayer
 from brayx.errors import BadBody
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_bodies import ContractBodies
@@ -190,6 +192,21 @@ async def test_a_model_that_learns_sees_the_limits_in_its_mask() -> None:
     await without.start()
     with pytest.raises(BadBody, match=r'forbidden\.dash limits an action .* expected "mask": true'):
         await without.tick(forbidden={"dash": [0]})
+
+
+async def test_a_stop_has_the_result_of_the_seat() -> None:
+    game, results = Game(DISCRETE, Fixed(logits=logits(0, 9, 0)), "serve"), list[Any]()
+
+    class Seats:
+        async def seat(self, session: str) -> SeatedPlayer:
+            services = game.actor._factory.services
+            return SeatedPlayer("main", services, None, results.append, lambda reason: None)
+
+    game.actor = replace(game.actor._factory, players=Seats())()
+    await game.start()
+    await game.tick()
+    await game.end(reward=1.0, terminated=True, result="win")
+    assert results == ["win"]
 
 
 async def test_a_session_goes_on_from_a_snapshot() -> None:
