@@ -1,4 +1,4 @@
-"""`EngineAgents`: the agents of one engine's game, each a session, all on one TCP connection.
+"""`EngineAgents`: the agents of one engine's game, each a session; over a TCP door all on one connection.
 
 An engine says what all its agents observe, and waits for the actions of all. So one call sends every agent's tick and
 returns when all are answered. Knows nothing of the engines' wires.
@@ -6,6 +6,7 @@ returns when all are answered. Knows nothing of the engines' wires.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from brayx.bridges.clients import ClientSessions
 from brayx.bridges.gym import GameResult
 from brayx.errors import BadBody, BrayxError, ConfigError, DeadlineExceeded
 from brayx.gamecore.contract import Contract
@@ -22,6 +24,7 @@ from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, Backoff, GamesRu
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.tcp import TcpSessions
+from brayx.strict_json import parse_json
 
 _LOOK_S = 0.5
 _CLOSE_S = 2.0
@@ -126,7 +129,8 @@ class EngineAgents:
     """The sessions of one game's agents; for one thread at a time.
 
     Args:
-        run: how to play: its door is TCP, and its ``on_game`` gets each episode of an agent that ended in the game.
+        run: how to play; its ``on_game`` gets each episode of an agent that ended in the game. Over a TCP door all
+            sessions share a connection, unless they are to reconnect, as only a session's own client can.
             ``timeout_s`` does not limit a start, which is held while the training prepares.
 
     Attributes:
@@ -138,15 +142,11 @@ class EngineAgents:
     """
 
     def __init__(self, run: GamesRun[GameResult]) -> None:
-        self._endpoint = Endpoint.parse(run.endpoint)
-        if self._endpoint.scheme != "tcp":
-            raise ConfigError(f"a game's agents share a TCP connection: {run.url} is not one, expected tcp://host:port")
-        for option in ("max_ticks", "reconnect_s"):
-            if getattr(run, option) is not None:
-                raise ConfigError(f"{option} is {getattr(run, option)}: the agents of an engine do not have it")
+        if run.max_ticks is not None:
+            raise ConfigError(f"max_ticks is {run.max_ticks}: the agents of an engine do not have it")
         self._run = run
         self._patience = Backoff(run.give_up_after_s)
-        self._connection: TcpSessions | None = None
+        self._connection: TcpSessions | ClientSessions | None = None
         self._sessions: dict[Hashable, _Session] = {}
         self._waiting: dict[str, _Session] = {}
         self.episodes = 0
@@ -181,18 +181,21 @@ class EngineAgents:
 
     def break_off(self) -> None:
         """Ends all sessions in the middle of their episodes: what followed their last actions is not known."""
-        sessions = list(self._sessions.values())
         try:
-            for session in sessions:
-                if session.id not in self._waiting:
-                    self._submit(session, StepKind.STOP, session.step, b"")
-            deadline = time.monotonic() + _CLOSE_S
-            while self._connection and self._waiting and time.monotonic() < deadline:
-                for session_id, _ in self._connection.exchange(_LOOK_S):
-                    self._waiting.pop(session_id, None)
+            self._drain()  # a session takes its stop after the reply to its last tick
+            for session in self._sessions.values():
+                self._submit(session, StepKind.STOP, session.step, b"")
+            self._drain()
         except BrayxError:
-            pass  # the door ends the sessions of a connection that closes
+            pass  # the door ends sessions that are idle
         self._disconnect()
+
+    def _drain(self) -> None:
+        """Waits a while for the replies to all requests, and ignores them."""
+        deadline = time.monotonic() + _CLOSE_S
+        while self._connection and self._waiting and time.monotonic() < deadline:
+            for session_id, _ in self._connection.exchange(_LOOK_S):
+                self._waiting.pop(session_id, None)
 
     def _exchange(self, steps: list[AgentStep]) -> dict[Hashable, dict[str, Any]]:
         for step in steps:
@@ -208,6 +211,7 @@ class EngineAgents:
                     continue
                 session.repeats = 0
                 if session.kind is StepKind.START:
+                    self._check_start(session, reply)
                     self._tick(session, session.step, reward=0.0)
                 elif session.kind is StepKind.TICK:
                     actions[session.step.agent] = session.bodies.decode_reply(reply)
@@ -239,7 +243,7 @@ class EngineAgents:
 
     def _submit(self, session: _Session, kind: StepKind, step: AgentStep, body: bytes) -> None:
         if self._connection is None:
-            self._connection = TcpSessions(self._endpoint, self._run.timeout_s, self._run.key, self._run.secret)
+            self._connection = _connected(self._run)
         session.kind, session.step, session.body = kind, step, body
         self._waiting[session.id] = session
         self._connection.submit(StepRequest(kind, session.id, body))
@@ -254,6 +258,16 @@ class EngineAgents:
             except DeadlineExceeded:
                 if self._run.should_stop() or time.monotonic() > deadline:
                     raise
+
+    def _check_start(self, session: _Session, reply: bytes) -> None:
+        """Raises `ConfigError` unless the service plays games with contracts."""
+        with contextlib.suppress(BadBody, KeyError, TypeError):
+            if parse_json(reply)["id"] == session.bodies.contract.id:
+                return
+        raise ConfigError(
+            f"{self._run.url} takes no contracts (it answers {reply[:40]!r}): expected a job like game.yaml",
+            url=self._run.url,
+        )
 
     def _failed(self, session: _Session, error: BrayxError) -> None:
         """Handles an error reply: repeats the request, or starts another session with the same step."""
@@ -284,6 +298,13 @@ def described(contract: Contract) -> str:
     seen = [f"{spec.name} {list(spec.shape) or f'of {spec.size}'}" for spec in contract.observations]
     done = [f"{part.name} {'of ' * (part.kind == 'discrete')}{part.size}" for part in contract.actions]
     return f"{contract.behaviour}: {', '.join(seen)} -> {', '.join(done)}"
+
+
+def _connected(run: GamesRun[GameResult]) -> TcpSessions | ClientSessions:
+    endpoint = Endpoint.parse(run.endpoint)
+    if endpoint.door.name == "tcp" and run.reconnect_s is None:
+        return TcpSessions(endpoint, run.timeout_s, run.key, run.secret)
+    return ClientSessions(run, _START_S)
 
 
 def _encoded(bodies: ContractBodies, step: AgentStep, reward: float) -> bytes:

@@ -38,6 +38,7 @@ class Door:
         self.app = EchoApp(self._answer)
         self.errors: list[BrayxError] = []
         self.start_errors: list[BrayxError] = []
+        self.start_reply = json.dumps({"contract": 1, "id": CONTRACT.id}).encode()
 
     async def answered(self, request: StepRequest) -> bytes:
         if request.kind is StepKind.START and self.start_errors:
@@ -45,7 +46,8 @@ class Door:
         if request.kind is StepKind.TICK and self.errors:
             self.app.running.discard(request.session)
             raise self.errors.pop(0)
-        return self.app.step(request)
+        reply = self.app.step(request)
+        return self.start_reply if request.kind is StepKind.START else reply
 
     def _answer(self, body: bytes) -> bytes:
         return json.dumps({"move": int(json.loads(body)["obs"]["vector"][0])}).encode()
@@ -135,7 +137,23 @@ def test_a_door_that_is_gone_is_given_up() -> None:
         port = taken.getsockname()[1]
     with pytest.raises(ConnectFailed):
         agents_at(f"tcp://127.0.0.1:{port}", give_up_after_s=0.0).exchange([step(7, 1)])
-    with pytest.raises(ConfigError, match="expected tcp://"):
-        agents_at("http://127.0.0.1:8000")
     with pytest.raises(ConfigError, match="max_ticks"):
         agents_at("tcp://127.0.0.1:8101", max_ticks=3)
+
+
+def test_agents_of_a_game_with_a_fault_are_stopped_with_a_tick_under_way(door: Door, url: str) -> None:
+    agents = agents_at(url)
+    agents.exchange([step(7, 1), step(8, 1)])
+    with pytest.raises(BadBody, match="agent 8"):
+        agents.exchange([step(7, 1), step(8, float("inf"))])
+    agents.break_off()
+    assert not door.app.running
+    assert [body for _, body in door.bodies(StepKind.STOP)] == [None, None]
+
+
+@pytest.mark.parametrize("reply", [b"Game Started", b"{}", b"[]", b'{"id": "sha256:0"}'])
+def test_a_service_that_takes_no_contracts_is_told_from_one_that_does(door: Door, url: str, reply: bytes) -> None:
+    door.start_reply = reply
+    with pytest.raises(ConfigError) as refused:
+        agents_at(url).exchange([step(7, 1)])
+    assert refused.value.details["url"] == url
