@@ -10,6 +10,7 @@ KINDS = {
     "gym": "any Gymnasium environment",
     "pettingzoo": "any PettingZoo environment, a session for each agent",
     "unity": "any Unity project with the package ML-Agents",
+    "godot": "any Godot project with the add-on godot_rl",
 }
 
 

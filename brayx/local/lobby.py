@@ -29,7 +29,8 @@ _LOOK_S = 0.25
 _HELD_S = 180.0
 """Deadline for a held start: the job builds the agent and the model, and its learner publishes."""
 _CONNECT_S = 180.0
-"""Deadline for the first start, if the job starts the games itself."""
+"""Deadline for the first start, if a game that the job starts itself has failed. Others may wait for a person, as a
+bridge does."""
 _END_S = 2.0
 
 
@@ -78,13 +79,15 @@ class Lobby:
         """Waits for the first game's contract; returns the job with it.
 
         Raises:
-            StartupError: the job's own gamecores send none in time.
+            StartupError: the job's own gamecores fail, and send none in time.
         """
         self.say(f"waiting for a game: it connects to {', '.join(self.doors.urls.values())}")
-        began = time.monotonic()
+        began, last = time.monotonic(), ""
         while not self._decided.wait(_LOOK_S):
-            if self.games.num and time.monotonic() - began > _CONNECT_S:
-                last = self.games.messages[-1] if self.games.messages else "none has written a message"
+            if self.games.messages and self.games.messages[-1] != last:
+                last = self.games.messages[-1]
+                self.say(last)
+            if self.games.failures and time.monotonic() - began > _CONNECT_S:
                 raise StartupError(f"no game has sent its contract within {_CONNECT_S:g} s; {self.games}; {last}")
         assert self._contract is not None
         return self._job.model_copy(update={"contract": self._contract.as_dict()})

@@ -68,11 +68,12 @@ def test_the_first_start_says_the_contract_and_starts_are_held_until_the_model_a
     assert part["sessions_started", ""].total == 2.0, "the doors' own samples are the job's"
 
 
-def test_games_that_the_job_starts_and_that_send_no_contract_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_games_that_fail_and_send_no_contract_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("brayx.local.lobby._CONNECT_S", 0.0)
-    with (
-        lobby('actor.gamecores=[{command: "sleep 60"}]') as waiting,
-        pytest.raises(StartupError, match=r"no game has sent its contract .*1 gamecore was given no URL"),
-    ):
-        waiting.wait()
+    said: list[str] = []
+    with lobby("actor.gamecores=[{command: \"sh -c 'echo no screen; exit 3'\"}]") as waiting:
+        waiting.say = said.append
+        with pytest.raises(StartupError, match=r"no game has sent its contract .*1 gamecore was given no URL"):
+            waiting.wait()
     assert waiting.games.running == 0
+    assert any("no screen" in line for line in said), "what a game says while all wait is on the screen"
