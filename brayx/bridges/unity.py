@@ -49,6 +49,7 @@ from brayx.gamecore.games import GamesRun, say
 _LOOK_S = 0.1
 _SILENT_S = 60.0
 """A game that has not called for this long is paused, or gone."""
+_MAX_STATISTICS = 256
 _END_S = 3.0
 """Time for a game to call once more when the bridge ends, and be told to quit."""
 
@@ -163,6 +164,10 @@ class UnityPort:
             if announced.name in self._behaviours and lists[announced.name].agents:
                 self._check_same(self._behaviours[announced.name], announced, lists[announced.name].agents[0])
         self._statistics.update(statistics(output.agents.side_channel))
+        if len(self._statistics) > _MAX_STATISTICS:
+            raise BadBody(
+                f"the game records {len(self._statistics)} statistics, expected at most {_MAX_STATISTICS} names"
+            )
         steps = sorted(self._steps(output.agents), key=lambda step: step.ended is None)  # ends come before starts
         actions = self._agents.exchange(steps)
         if any(step.ended is None for step in steps):

@@ -93,6 +93,7 @@ NOT_RUN = {
     "trains for a minute; tests/end_to_end/test_recordings.py does the same": 1,
     "reads a recording; tests/unit/regression/test_replay.py does the same": 1,
     "needs a running job; tests/end_to_end/test_console.py does the same": 2,
+    "waits for Unity; tests/end_to_end/test_unity.py plays a stand-in": 2,
     "writes a file of secrets": 1,
     "serves until Ctrl-C; tests/end_to_end/test_console_page.py does the same": 1,
     "tests/unit/jobs/test_handles.py does the same": 1,

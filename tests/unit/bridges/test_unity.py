@@ -19,7 +19,7 @@ from brayx.bridges.gym import GameResult
 from brayx.bridges.unity import run_games
 from brayx.bridges.v1 import unity_pb2 as pb
 from brayx.errors import AgentError, ConfigError
-from tests.unit.bridges.contract_service import ContractService, Played, serving_contracts
+from tests.unit.bridges.contract_service import ContractService, serving_contracts
 from tests.unity_game import (
     BEHAVIOUR,
     Caller,
@@ -378,13 +378,16 @@ def test_statistics_wait_for_an_agent_that_wants_an_action(service: ContractServ
         caller.call(agents_message({}, side_channel=statistic("speed", 2.0)))
         caller.call(agents_message({BEHAVIOUR: [one(1), one(2)]}, [behaviour()]))
         caller.call(leaving())
-    infos = [session.ticks[0].info for session in _by_value(service.sessions)]
+    infos = [session.ticks[0].info for session in service.sessions]
     assert sorted(map(len, infos)) == [0, 1]
     assert {"speed": 2.0} in infos
 
 
-def _by_value(sessions: list[Played]) -> list[Played]:
-    return [session for session in sessions if session.ticks]
+def test_too_many_statistics(service: ContractService, capsys: pytest.CaptureFixture[str]) -> None:
+    with Bridge(service) as bridge, connected(bridge) as caller:
+        channel = b"".join(statistic(f"speed {number}", 2.0) for number in range(300))
+        assert caller.call(agents_message({}, side_channel=channel)).header.status == 400
+    assert "the game records 300 statistics, expected at most 256 names" in said(capsys)
 
 
 def test_the_command_line() -> None:

@@ -1,0 +1,43 @@
+"""`brayx train unity.yaml`: a game that speaks ML-Agents' wire is learned and served, with one command and no file."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+from brayx.bridges.unity import run_games
+from brayx.gamecore.contract import Contract
+from tests.end_to_end.jobs import FREE_PORTS, ROOT, brayx, said_on_failure, setting, without_ray
+
+BUILD = f"{sys.executable} -m tests.unity_game --agents 8 --limit 40"
+
+
+def test_a_unity_game_is_learned_and_served(tmp_path: Path) -> None:
+    environment = without_ray(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    command = f"brayx gamecore unity --url {{tcp_url}} --quiet --listen 0 --command '{BUILD}'"
+    options = setting(
+        *FREE_PORTS,
+        f"actor.gamecores=[{{command: {json.dumps(command)}}}]",
+        "trainer.num_steps=12000",
+        "console_port=null",
+    )
+    with brayx(tmp_path, "train", "unity.yaml", *options, environment=environment) as train, said_on_failure(train):
+        assert train.ended() == 0
+    assert "observations: VectorSensor: 4 float32" in train.err
+    mean = re.search(r"champion: unity version 1, mean return (-?[\d.]+)", train.out)
+    assert mean is not None
+    assert float(mean[1]) > 0.8, "at random it is 0.2, at best some 2"
+    (kept,) = tmp_path.rglob("contract.json")
+    contract = Contract.parse(json.loads(kept.read_text()))
+    assert [part.name for part in contract.actions] == ["continuous", "branch_0"]
+
+    with brayx(tmp_path, "serve", "unity.yaml", *options, environment=environment) as served, said_on_failure(served):
+        served.until(served.says("model acts with models:/unity/1"), "the champion acts")
+        door = re.search(r"(tcp://\S+)", served.err)
+        assert door is not None
+        results = run_games(door[1], listen=0, command=BUILD, games=40)
+        assert sum(result.total_reward for result in results) > 0.8 * len(results)
+        served.control_c()
+        assert served.ended() in (0, 130)
