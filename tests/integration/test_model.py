@@ -316,8 +316,8 @@ def test_a_call_outlasts_a_restart_of_the_store_but_not_its_end(store, question)
 
 
 @contextlib.asynccontextmanager
-async def served(config, build=build, store="", hub=""):
-    app = model_application(build, config, WeightSource(store=store), hub=hub)
+async def served(config, build=build, store="", checkpoint="", hub=""):
+    app = model_application(build, config, WeightSource(store, checkpoint), hub=hub)
     handle = await asyncio.to_thread(serve.run, app, name="model-test", route_prefix=None)
     model = await ModelClient.connect(handle, deadline_s=20)
     try:
