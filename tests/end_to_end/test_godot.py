@@ -1,0 +1,28 @@
+"""`brayx train godot.yaml`: builds of a Godot project are started, learned, and started again when they crash."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from tests.end_to_end.jobs import FREE_PORTS, ROOT, brayx, said_on_failure, setting, without_ray
+
+SMALL = ("buffer.batch_size=8", "trainer.num_steps=10000", "console_port=null")
+
+
+def test_a_godot_project_is_learned_with_one_command_although_it_crashes(tmp_path: Path) -> None:
+    build = f"{sys.executable} {ROOT / 'tests' / 'godot_game.py'} --agents=8 --limit=60 --quit-after=300"
+    bridge = f"brayx gamecore godot --url {{tcp_url}} --command '{build}' --num 2 --quiet"
+    options = setting(*FREE_PORTS, *SMALL, f"actor.gamecores.0.command={bridge}")
+    environment = without_ray(tmp_path)
+    with brayx(tmp_path, "train", "godot.yaml", *options, environment=environment) as train, said_on_failure(train):
+        assert train.ended() == 0
+    assert "waiting for a game: it connects to http://" in train.err
+    assert "observations: obs: 4 float32" in train.err
+    assert "actions: steer: 2 numbers from -1 to 1; dash: one of 2 choices from 0" in train.err
+    mean = re.search(r"champion: godot version 1, mean return ([\d.]+)", train.out)
+    assert mean is not None
+    assert float(mean[1]) > 1.2, "chance is 0.8, and the best 1.9"
+    imported = tmp_path / "imported.txt"
+    assert not imported.exists(), imported.read_text()
