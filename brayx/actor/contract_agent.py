@@ -7,6 +7,7 @@ encodings: ticks come decoded.
 from __future__ import annotations
 
 import pickle
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -41,6 +42,8 @@ class ContractAgent(Agent):
         self.explores = config["mode"] == "train"
         self.contract = contract_of(state.input, Contract.parse(config["contract"]))
         self.limits = _Limits(self.contract, *ContractBodies(self.contract).limits(state.input))
+        if self.explores:
+            self.limits.check_learnable()
         self.rng = np.random.default_rng([config["seed"], *state.session.encode()])
         self.total_reward = 0.0
         self.length = 0
@@ -94,7 +97,7 @@ class ContractAgent(Agent):
         for tick in ticks:
             self.parts.update(tick.rewards)
             for name, value in tick.info.items():
-                if isinstance(value, int | float):
+                if isinstance(value, int | float) and abs(value) <= sys.float_info.max:  # no float holds a larger int
                     record("info", value, label=name)
         if terminated or (stopped and last.input.truncated):  # a game that was broken off says nothing about the policy
             record("episode_return", self.total_reward)
@@ -145,23 +148,31 @@ class _Limits:
         Raises:
             BadBody: an action with limits has no mask; or no choice is left.
         """
-        if not self._allowed:
+        if not self._forbidden and not self._forced:
             return obs
-        masked = {part.name for part in self._contract.actions if part.mask}
-        for group, limits in (("forbidden", self._forbidden), ("forced", self._forced)):
-            for name in limits:
-                if name not in masked:
-                    raise BadBody(
-                        f'{group}.{name} limits an action while the model learns: expected "mask": true for it in the '
-                        "contract, or a served model",
-                        field=f"{group}.{name}",
-                    )
+        self.check_learnable()
         mask = obs[MASK] * np.concatenate(self._allowed)
         first = 0
         for part in self._contract.discrete:
             self._check(part.name, bool(mask[first : first + part.size].any()))
             first += part.size
         return {**obs, MASK: mask}
+
+    def check_learnable(self) -> None:
+        """Refuses limits that a model which learns could not see in its mask.
+
+        Raises:
+            BadBody: an action with limits has no mask.
+        """
+        masked = {part.name for part in self._contract.actions if part.mask}
+        for group, limits in (("forbidden", self._forbidden), ("forced", self._forced)):
+            for name in limits:
+                if name not in masked:
+                    raise BadBody(
+                        f"{group}.{name} limits an action while the model learns: expected a discrete action with "
+                        '"mask": true in the contract, or a served model',
+                        field=f"{group}.{name}",
+                    )
 
     def limited(self, policy: dict[str, Any]) -> dict[str, Any]:
         """The policy of a served model without the choices that are not allowed, ``[1, ...]``.

@@ -331,9 +331,10 @@ class _Fields:
         """The field ``shape``."""
         value = self._values.get("shape", [] if least_axes == 0 else None)
         is_list = isinstance(value, list | tuple) and least_axes <= len(value) <= most_axes
-        if not is_list or not all(isinstance(size, int) and not isinstance(size, bool) and size > 0 for size in value):
+        is_whole = is_list and all(isinstance(size, int) and not isinstance(size, bool) for size in value)
+        if not is_whole or not all(0 < size <= MAX_VALUES for size in value):
             axes = f"{least_axes}" if least_axes == most_axes else f"{least_axes} to {most_axes}"
-            raise _refusal(self.place("shape"), value, f"a list of {axes} whole numbers above 0")
+            raise _refusal(self.place("shape"), value, f"a list of {axes} whole numbers from 1 to {MAX_VALUES}")
         return tuple(value)
 
     def bounds(self, name: str, default: Any, count: int) -> Bounds:

@@ -131,7 +131,7 @@ async def test_numbers_are_in_the_game_s_bounds_and_fragments_have_the_policy_s(
     await game.start()
     reply = await game.tick()
     np.testing.assert_allclose([*reply["throttle"], *reply["steer"]], [0.5, 1.0, -0.5], atol=1e-3)
-    await game.tick(reward={"win": 0, "style": 5}, info={"hp": 3, "map": "desert"})
+    await game.tick(reward={"win": 0, "style": 5}, info={"hp": 3, "map": "desert", "seed": 10**400})
     await game.end(reward={"win": 1}, truncated=True, obs=[3, 4])
     (fragment,) = game.buffer.fragments
     np.testing.assert_allclose(fragment.action, [[0, 9, -0.5]] * 2, atol=1e-2)
@@ -141,7 +141,7 @@ async def test_numbers_are_in_the_game_s_bounds_and_fragments_have_the_policy_s(
     numbers = game.recorder.summary()
     assert numbers["episode_return"] == pytest.approx(1.5)
     assert (numbers["reward_sum.win"], numbers["reward_sum.style"], numbers["info.hp"]) == (1.0, 5.0, 3.0)
-    assert "info.map" not in numbers
+    assert not {"info.map", "info.seed"} & set(numbers), "no text, and no number that a float cannot hold"
 
 
 async def test_a_game_that_says_not_how_it_ended_has_no_return() -> None:
@@ -190,8 +190,21 @@ async def test_a_model_that_learns_sees_the_limits_in_its_mask() -> None:
         await game.tick(mask=[1, 0, 0])
     without = Game(HYBRID, Fixed(logits=(logits(0, 9), logits(9, 5, 0)), mean=logits(0.5), log_std=logits(0)))
     await without.start()
-    with pytest.raises(BadBody, match=r'forbidden\.dash limits an action .* expected "mask": true'):
+    with pytest.raises(BadBody, match=r"forbidden\.dash limits an action .* with \"mask\": true"):
         await without.tick(forbidden={"dash": [0]})
+
+
+@pytest.mark.parametrize(
+    "contract", [CONTINUOUS, {**HYBRID, "actions": {**HYBRID["actions"], "steer": {"kind": "continuous", "size": 2}}}]
+)
+async def test_a_model_that_learns_may_not_be_forced_to_numbers(contract: Mapping[str, Any]) -> None:
+    game = Game(contract, Fixed(mean=logits(0, 0, 0), log_std=logits(0, 0, 0)))
+    with pytest.raises(BadBody, match=r"forced\.steer limits an action while the model learns"):
+        await game.start(forced={"steer": [0, 0]})
+    game.actor = game.actor._factory()
+    await game.start()
+    with pytest.raises(BadBody, match=r"forced\.steer limits an action while the model learns"):
+        await game.tick(forced={"steer": [0, 0]})
 
 
 async def test_a_stop_has_the_result_of_the_seat() -> None:

@@ -181,6 +181,7 @@ REFUSED: list[tuple[Edit, str]] = [
     (lambda c: c["observations"]["vector"].pop("shape"), "observations.vector.shape is missing"),
     (lambda c: c["observations"]["vector"].update(shape=[0]), "observations.vector.shape is [0]"),
     (lambda c: c["observations"]["vector"].update(shape=[True]), "observations.vector.shape is [true]"),
+    (lambda c: c["observations"]["vector"].update(shape=[10**4000] * 4), "observations.vector.shape is [1000"),
     (lambda c: c["observations"]["vector"].update(hihg=1), "observations.vector.hihg is unknown"),
     (lambda c: c["observations"]["vector"].update(dtype="complex64"), 'observations.vector.dtype is "complex64"'),
     (lambda c: c["observations"]["vector"].update(low=2), "observations.vector.high is [1.0]"),

@@ -162,6 +162,14 @@ def test_the_bytes_of_a_packed_game() -> None:
     assert simple(encoding="packed").encode_tick([0, 1, 2, 3], 0.5) == struct.pack("<fB4f", 0.5, 0, 0, 1, 2, 3)
 
 
+@pytest.mark.parametrize("flag", [32, 64, 128])
+def test_an_unknown_flag_of_a_packed_body_is_refused(flag: int) -> None:
+    body = bytearray(simple(encoding="packed").encode_tick([0, 1, 2, 3]))
+    body[4] |= flag
+    with pytest.raises(BadBody, match=rf"flags is {flag}, expected a number below 32"):
+        simple(encoding="packed").decode(bytes(body))
+
+
 def test_the_values_of_a_msgpack_game() -> None:
     codec = bodies("msgpack")
     document = msgpack.unpackb(codec.encode_tick(OBS, {"win": 1}, mask={"dash": [0, 1]}))
