@@ -309,7 +309,9 @@ class TestRegistry:
         assert list(tmp_path.iterdir()) == []
 
 
-def test_mlflow_shows_a_version_with_its_signature_source_and_description(tracking_db: str, tmp_path: Path) -> None:
+def test_mlflow_shows_a_version_with_its_signature_source_and_description(
+    tracking_db: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = describe(torch.nn.Linear(4, 2), (np.zeros((1, 4), np.float32),))
     trial = Trial.open("walker", "first", tracking_db)
     checkpoint = trial.save_checkpoint(folder_with(tmp_path, "a"), 100, {"episode_return": 21.5, "games": 100})
@@ -318,7 +320,7 @@ def test_mlflow_shows_a_version_with_its_signature_source_and_description(tracki
     (version,) = client.search_model_versions("name = 'walker'")
     assert (version.run_id, version.description) == (trial.run_id, "mean return 21.5 over 100 games")
     assert "walker" in client.get_registered_model("walker").description
-    mlflow.set_tracking_uri(tracking_db)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", tracking_db)  # `mlflow.set_tracking_uri` would last for other tests
     signature = mlflow.models.get_model_info("models:/walker/1").signature
     assert [(leaf.name, leaf.type, leaf.shape) for leaf in signature.inputs] == [("input", np.dtype("f4"), (-1, 4))]
     assert [(leaf.name, leaf.type, leaf.shape) for leaf in signature.outputs] == [("output", np.dtype("f4"), (-1, 2))]
