@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": False}
@@ -16,13 +16,22 @@ class Parser(argparse.ArgumentParser):
     """An `argparse.ArgumentParser` whose errors begin with ``brayx: ``.
 
     Accepts ``--max_grad_norm`` as ``--max-grad-norm``, because other systems publish their options with underscores.
+
+    Attributes:
+        explain: makes the error for words that the parser does not know; an empty one, or None: argparse's own.
     """
+
+    explain: Callable[[list[str]], str] | None = None
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's. Replaces underscores in option names by hyphens, up to a lone ``--``."""
         words = list(sys.argv[1:] if args is None else args)
         end = words.index("--") if "--" in words else len(words)
-        return super().parse_known_args([*map(self._hyphenated, words[:end]), *words[end:]], namespace)
+        words[:end] = map(self._hyphenated, words[:end])
+        known, unknown = super().parse_known_args(words, namespace)
+        if unknown and self.explain and (message := self.explain(unknown)):
+            self.error(message)
+        return known, unknown
 
     def _hyphenated(self, word: str) -> str:
         name, equals, value = word.partition("=")

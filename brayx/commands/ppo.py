@@ -1,6 +1,6 @@
 """PPO for an environment in Python, from one command line: in this process, or over a cluster.
 
-    python -m pipelines.ppo --env CartPole-v1 --distributed false --preset tuned --target-return 475
+    python -m pipelines.ppo --env CartPole-v1 --distributed false --preset tuned --set target_return=475
 
 Progress goes to standard error. The last line on standard output is one JSON object: ``env_steps``, ``seconds`` (since
 the command began), ``steps_per_s`` (while collecting and learning), ``return_mean`` (of the last hundred training
@@ -23,10 +23,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brayx.command_line import Switch, count
+from brayx.command_line import Parser, Switch, count
 from brayx.commands.presets import PRESETS, preset_for
 from brayx.errors import BrayxError, ConfigError
 from brayx.metrics.totals import mean_return
@@ -62,6 +63,12 @@ _COMMON: dict[str, Any] = {
 }  # fmt: skip
 """Defaults of the options that are not the training's; only `brayx.commands.parallel_ppo` sets ``buffer_size``."""
 
+_RENAMED = {
+    "eval_episodes": "evaluation_episodes={}", "env_option": "env_options.{}", "hidden": "network.hidden=[{}]",
+    "anneal": "learning_rate_schedule=linear --set clip_schedule=linear",
+}  # fmt: skip
+"""Former options whose ``--set`` is not their name and value."""
+
 
 class _Set(argparse.Action):
     """Merges ``KEY=VALUE``, the value as in a job's YAML, into one dict; ``env_options`` are set one by one, too."""
@@ -83,7 +90,25 @@ class _Set(argparse.Action):
         setattr(namespace, self.dest, {**settings, path: value})
 
 
-def options(parser: argparse.ArgumentParser) -> None:
+def _explain(words: list[str]) -> str:
+    """The ``--set`` for each option in ``words`` that has one: all but the published options were flags once."""
+    from brayx.algorithms.ppo import PPOConfig
+    from brayx.local.training import option_names
+
+    forms = {name.removeprefix("network."): f"{name}={{}}" for name in option_names(PPOConfig)} | _RENAMED
+    messages = []
+    for index, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        given = option.removeprefix("--").replace("-", "_")
+        name = given.removeprefix("no_")
+        if option.startswith("--") and name in forms:
+            values = [value] if equals else takewhile(lambda later: not later.startswith("--"), words[index + 1 :])
+            setting = forms[name].format(",".join(values) or str(name == given).lower())
+            messages.append(f"{option} is now --set {setting}")
+    return "; ".join(messages)
+
+
+def options(parser: Parser) -> None:
     """Adds the arguments. An option that is not given is absent from the result."""
     parser.description = (
         "Train a policy for a Gymnasium environment by PPO. Starts Ray, unlike other commands: "
@@ -91,6 +116,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     parser.argument_default = argparse.SUPPRESS
     parser.formatter_class = _Help
+    parser.explain = _explain
     common = parser.add_argument
     common("--env", required=True, help="Gymnasium id: classic control, Atari (with the extra `atari`), any other")
     common(

@@ -136,6 +136,13 @@ class Settled(Training):
     batch_size: int
 
 
+def option_names(model: type[AlgorithmConfig]) -> list[str]:
+    """The names that `with_options` takes for this algorithm."""
+    names = [*Training.model_fields, *(name for name in model.model_fields if name not in ("name", "module"))]
+    names += [_NETWORK + name for name in NetworkConfig.model_fields]
+    return names + sorted({_INNER + name for inner in model.inner for name in inner.model_fields if name != "module"})
+
+
 def with_options(
     algorithm: AlgorithmConfig | type[AlgorithmConfig],
     values: Mapping[str, Any],
@@ -160,10 +167,7 @@ def with_options(
     training = training or Training()
     model = algorithm if isinstance(algorithm, type) else type(algorithm)
     options = {} if isinstance(algorithm, type) else algorithm.model_dump(exclude_unset=True)
-    of_training = [name for name in Training.model_fields if name not in fixed]
-    known = [*of_training, *(name for name in model.model_fields if name not in ("name", "module"))]
-    known += [_NETWORK + name for name in NetworkConfig.model_fields]
-    known += sorted({_INNER + name for inner in model.inner for name in inner.model_fields if name != "module"})
+    known = [name for name in option_names(model) if name not in fixed]
     chosen: dict[str, dict[str, Any]] = {"training": {}, "algorithm": {}, _NETWORK: {}, _INNER: {}}
     for name, value in values.items():
         if name not in known:
@@ -171,7 +175,7 @@ def with_options(
             choices = f"nearest is {near[0]!r}" if near else f"there is {', '.join(sorted(known))}"
             raise ConfigError(f"there is no option {name!r}; {choices}", key=name)
         prefix = next((prefix for prefix in (_NETWORK, _INNER) if name.startswith(prefix)), "")
-        group = prefix or ("training" if name in of_training else "algorithm")
+        group = prefix or ("training" if name in Training.model_fields else "algorithm")
         chosen[group][name.removeprefix(prefix)] = value
     options |= chosen["algorithm"]
     inner_options = options.get("reinforcement", {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -107,6 +108,48 @@ def test_a_malformed_setting_is_refused(text, capsys):
     with pytest.raises(SystemExit, match="2"):
         options(["--env", "CarRacing-v3", "--set", text])
     assert f"argument --set: is {text!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--epochs 4", "--epochs is now --set epochs=4"),
+        ("--epochs=4 --seed 1", "--epochs is now --set epochs=4"),
+        ("--target-return -475", "--target-return is now --set target_return=-475"),
+        ("--target_return=475", "--target_return is now --set target_return=475"),
+        (
+            "--normalise-obs --lstm 8",
+            "--normalise-obs is now --set normalise_obs=true; --lstm is now --set network.lstm=8",
+        ),
+        ("--no-blocking", "--no-blocking is now --set blocking=false"),
+        ("--hidden 64 32 --lr 1", "--hidden is now --set network.hidden=[64,32]"),
+        ("--env-option continuous=false", "--env-option is now --set env_options.continuous=false"),
+        ("--eval_episodes 3", "--eval_episodes is now --set evaluation_episodes=3"),
+        ("--anneal", "--anneal is now --set learning_rate_schedule=linear --set clip_schedule=linear"),
+        ("--epoch 4", "unrecognized arguments: --epoch 4"),
+    ],
+)
+def test_a_former_option_is_refused_with_its_setting(words, message, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        options(["--env", "CartPole-v1", *words.split()])
+    assert capsys.readouterr().err.endswith(f"\nbrayx: {message}\n")
+    for setting in re.findall(r"--set \S+[^;\s]", message):
+        configs(options(["--env", "CartPole-v1", *setting.split()]))
+
+
+def test_each_command_in_the_documentation_is_valid():
+    """In sentences too, where it may lack its environment."""
+    pages = [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/*.md"),
+        *ROOT.glob("notebooks/*.ipynb"),
+        ROOT / "brayx/commands/ppo.py",
+    ]
+    text = "\n".join(page.read_text() for page in pages)
+    commands = re.findall(r"(?:brayx |pipelines\.)ppo (--[^`]*?)(?:`|\n(?!--))", text)
+    assert len(commands) > 5
+    for words in commands:
+        configs(options(["--env", "CartPole-v1", *words.split()]))
 
 
 def test_a_setting_that_is_an_option_of_the_command_is_refused():
