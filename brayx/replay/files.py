@@ -252,7 +252,7 @@ class Dataset:
     def _check(self, first: Fragment, layout: Layout | None) -> set[str]:
         """As `check`, of the fields that are in the files."""
         _fits(first, layout, self.files[0])
-        whole = Layout.of(first) if layout is None else layout.completed(first)
+        whole = Layout.of(first, layout)
         fields_of: list[set[str]] = []
         for file in self.files:
             step, fields = self._blank(file)

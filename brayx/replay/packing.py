@@ -47,7 +47,7 @@ _FIXED: dict[str, np.dtype] = {
     "mask": np.dtype(np.float32),
     "policy_version": np.dtype(np.int64),
 }
-
+_FIELDS = {"action", *_FIXED}
 
 READY_KEY = "ready_s"
 """Key in a stream's batch: Unix time, ``[]`` float64, from which its buffer had a batch ready; NaN for a reused batch.
@@ -77,12 +77,24 @@ class Layout:
     env: ActionSpec | None = None
 
     @staticmethod
-    def of(fragment: Fragment) -> Layout:
-        """The layout of ``fragment``."""
-        return Layout(
-            obs={path: (leaf.shape[1:], leaf.dtype) for path, leaf in flatten(fragment.obs, "obs").items()},
-            action=_step(fragment.action),
-            extras={name: _step(extra) for name, extra in fragment.extras.items()},
+    def of(pushed: Fragment | Columns, known: Layout | None = None) -> Layout:
+        """The layout of ``pushed``. What ``known`` has stays; the rest, such as leaves outside the model, is added."""
+        if known is not None and known.action is not None and known.extras is not None:
+            return known
+        if isinstance(pushed, Fragment):
+            arrays = {**flatten(pushed.obs, "obs"), "action": pushed.action, **pushed.extras}
+            steps = {key: _step(array) for key, array in arrays.items()}
+        else:
+            steps = {key: (array.shape[2:], array.dtype) for key, array in pushed.arrays.items()}
+        layout = Layout(
+            obs={key: step for key, step in steps.items() if _is_observed(key)},
+            action=steps.get("action"),
+            extras={key: step for key, step in steps.items() if not _is_observed(key) and key not in _FIELDS},
+        )
+        if known is None:
+            return layout
+        return replace(
+            known, obs={**layout.obs, **known.obs}, action=known.action or layout.action, extras=layout.extras
         )
 
     @staticmethod
@@ -105,28 +117,6 @@ class Layout:
             action=(action.shape, action.dtype),
             extras={},
         )
-
-    @staticmethod
-    def of_columns(columns: Columns) -> Layout:
-        """The layout of ``columns``; ``action`` is None if they have none."""
-        steps = {key: (array.shape[2:], array.dtype) for key, array in columns.arrays.items()}
-        return Layout(
-            obs={key: step for key, step in steps.items() if _is_observed(key)},
-            action=steps.get("action"),
-            extras={
-                key: step
-                for key, step in steps.items()
-                if not _is_observed(key) and key not in _FIXED and key != "action"
-            },
-        )
-
-    def completed(self, pushed: Fragment | Columns) -> Layout:
-        """This layout with unknown parts taken from ``pushed``, such as observation leaves outside the model."""
-        if self.action is not None and self.extras is not None:
-            return self
-        layout = Layout.of(pushed) if isinstance(pushed, Fragment) else Layout.of_columns(pushed)
-        obs = {**layout.obs, **self.obs}
-        return replace(self, obs=obs, action=self.action or layout.action, extras=layout.extras)
 
     def keys(self) -> dict[str, tuple[tuple[int, ...], np.dtype]]:
         """Shape and dtype of one step for every key of a learner batch; the layout must be complete."""
@@ -184,7 +174,7 @@ def check(fragment: Fragment, layout: Layout | None, newest_version: int | None 
             raise BadFragment(f"{key}: expected {steps} steps, got shape {array.shape}", field=key)
         if array.dtype.kind not in "biuf":
             raise BadFragment(f"{key}: expected numbers, got dtype {array.dtype}", field=key)
-    whole = Layout.of(fragment) if layout is None else layout.completed(fragment)
+    whole = Layout.of(fragment, layout)
     expected = whole.keys()
     for key in sorted(expected.keys() - arrays.keys() - {"terminated", "truncated", "mask"}):
         raise BadFragment(f"{key}: missing; this buffer's fragments have {sorted(expected)}", field=key)
@@ -216,7 +206,7 @@ def check_columns(
     if not isinstance(columns.arrays, Mapping):
         raise BadFragment(f"arrays: expected arrays by name, got {type(columns.arrays).__name__}", field="arrays")
     arrays = {key: _array(key, array) for key, array in columns.arrays.items()}
-    for key in sorted({"action", *_FIXED} - arrays.keys()):
+    for key in sorted(_FIELDS - arrays.keys()):
         raise BadFragment(f"{key}: missing; these columns have {sorted(arrays)}", field=key)
     if not any(map(_is_observed, arrays)):
         raise BadFragment("obs: has no leaves", field="obs")
@@ -228,8 +218,7 @@ def check_columns(
             raise BadFragment(f"{key}: expected {rows} columns of {steps} steps, got shape {array.shape}", field=key)
         if array.dtype.kind not in "biuf":
             raise BadFragment(f"{key}: expected numbers, got dtype {array.dtype}", field=key)
-    unchecked = Columns(arrays)
-    whole = Layout.of_columns(unchecked) if layout is None else layout.completed(unchecked)
+    whole = Layout.of(Columns(arrays), layout)
     expected = whole.keys()
     for key in sorted(expected.keys() - arrays.keys()):
         raise BadFragment(f"{key}: missing; this buffer's columns have {sorted(expected)}", field=key)
@@ -395,7 +384,7 @@ class BatchPacker:
             rows = len(columns["mask"])
             return iter([columns] if rows == self._size else self._copy(columns, rows))
         arrays = check(pushed, self.layout, self.newest_version)
-        self.layout = Layout.of(pushed) if self.layout is None else self.layout.completed(pushed)
+        self.layout = Layout.of(pushed, self.layout)
         return iter(self._pack(arrays, pushed, len(pushed) if steps is None else steps))
 
     def checked(self, columns: Columns) -> Batch:
@@ -405,8 +394,7 @@ class BatchPacker:
             BadFragment: as for `add`.
         """
         arrays = check_columns(columns, self._length, self.layout, self.newest_version)
-        checked = Columns(arrays)
-        self.layout = Layout.of_columns(checked) if self.layout is None else self.layout.completed(checked)
+        self.layout = Layout.of(Columns(arrays), self.layout)
         return arrays
 
     def fitting(self, steps: int, room: int) -> int:
