@@ -273,21 +273,21 @@ class Child(Channel):
             raise ChildDied(self.death) from None
 
 
-class _Parts(list[memoryview]):
+class _PickledParts(list[memoryview]):
     """A file that keeps what a pickler writes to it, without copying."""
 
     def write(self, part: Any) -> None:
         self.append(part.raw() if isinstance(part, pickle.PickleBuffer) else memoryview(part))
 
 
-def _pickled(message: Any) -> _Parts:
+def _pickled(message: Any) -> _PickledParts:
     """A pickled message in parts: a large array or bytes object is a part of its own, uncopied."""
-    parts = _Parts()
+    parts = _PickledParts()
     pickle.Pickler(parts, protocol=5).dump(message)
     return parts
 
 
-def _reply(answer: Callable[..., Any], request: tuple[Any, ...]) -> _Parts:
+def _reply(answer: Callable[..., Any], request: tuple[Any, ...]) -> _PickledParts:
     try:
         value = answer(*request)
     except BrayxError as error:
@@ -301,7 +301,7 @@ def _reply(answer: Callable[..., Any], request: tuple[Any, ...]) -> _Parts:
         return _refusal(f"cannot send its answer: {type(error).__name__}: {first_line(error)}")
 
 
-def _refusal(predicate: str) -> _Parts:
+def _refusal(predicate: str) -> _PickledParts:
     return _pickled((None, RequestFailed(predicate)))
 
 

@@ -84,7 +84,7 @@ class SessionTable(Service):
         self._sessions: dict[str, Session] = {}
         self._living: dict[Session, asyncio.Task[None]] = {}
         self._ends = Ends()
-        self._calls = _Calls(make_actor, self._services.config)
+        self._calls = _StatelessCalls(make_actor, self._services.config)
         self._sweeper: asyncio.Task[None] | None = None
         self.is_shut = False
         """No new session starts."""
@@ -387,7 +387,7 @@ class SessionTable(Service):
         await self._calls.close(reason, _LAST_WORD_S)
 
 
-class _Calls:
+class _StatelessCalls:
     """A replica's stateless calls: one actor answers all of them, a bounded number at once, each with a deadline.
 
     Args:

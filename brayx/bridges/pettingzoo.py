@@ -196,7 +196,7 @@ def run_games(
 
 
 @dataclass
-class _Player:
+class _AgentSession:
     client: AsyncClient
     action_of: Callable[[bytes], Any]
     ticks: int = 0
@@ -221,7 +221,7 @@ class _Sessions:
         self._with_state = state
         self._should_stop = should_stop
         self._game = uuid.uuid4().hex
-        self._players: dict[AgentId, _Player] = {}
+        self._players: dict[AgentId, _AgentSession] = {}
         self._returns: dict[str, float] = {}
         self._length = 0
         self._most_ticks = 0
@@ -234,7 +234,7 @@ class _Sessions:
         if not new:
             return
         for agent in new:
-            self._players[agent] = _Player(self._clients.take(), action_reader(self._env.action_space(agent)))
+            self._players[agent] = _AgentSession(self._clients.take(), action_reader(self._env.action_space(agent)))
             self._returns.setdefault(str(agent), 0.0)
         names = [str(agent) for agent in self._env.agents]
         await _together(

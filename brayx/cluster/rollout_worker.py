@@ -95,7 +95,7 @@ class RolloutWorker:
         self._index = index
         self._past = past
         self._stopping = threading.Event()
-        self._parts: _Parts | None = None
+        self._parts: _ConnectedWorker | None = None
 
     def stop(self) -> None:
         """Ends the running lease after its current fragment, and later leases at once."""
@@ -124,13 +124,13 @@ class RolloutWorker:
             if self._stopping.is_set():
                 return done
             if self._parts is None:
-                self._parts = _Parts(self._spec, self._index, self._past, self._stopping)
+                self._parts = _ConnectedWorker(self._spec, self._index, self._past, self._stopping)
             while not self._stopping.is_set() and time.monotonic() < until:
                 done = done + self._parts.worker.turn(until, workers)
             return done
 
 
-class _Parts:
+class _ConnectedWorker:
     """A worker, and its connections to the cluster's actors."""
 
     def __init__(self, spec: WorkerSpec, index: int, past: int, stopping: threading.Event) -> None:

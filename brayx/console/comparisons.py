@@ -134,8 +134,8 @@ class Comparisons:
     def __init__(self, uri: str, trust: bool | str = False) -> None:
         self._uri, self._trust = uri, trust
         self._lock = threading.Lock()
-        self._kept: dict[Key, _Running] = {}
-        self._newest: _Running | None = None
+        self._kept: dict[Key, _Comparison] = {}
+        self._newest: _Comparison | None = None
 
     def ask(self, key: Key, folder: str, ticks: int) -> ComparisonDocument:
         """The comparison, or its progress; the first request starts it. A failed one is dropped with its error.
@@ -160,7 +160,7 @@ class Comparisons:
                     raise ServiceFull(
                         "another comparison runs, and only one can at a time: try again when it has ended"
                     )
-                running = self._newest = _Running(key, folder, self._uri, self._trust, ticks)
+                running = self._newest = _Comparison(key, folder, self._uri, self._trust, ticks)
             if running.error is not None:
                 raise running.error
             running.asked_at = time.monotonic()
@@ -190,7 +190,7 @@ class Comparisons:
         ]
 
 
-class _Running:
+class _Comparison:
     """A comparison, running or finished.
 
     Attributes:

@@ -34,7 +34,7 @@ _TYPICAL = 64
 _ROWS = 64
 
 
-class _Bound:
+class _RefittedPlan:
     """One weight set: a separate plan in GPU memory, refitted with these weights."""
 
     __slots__ = ("context", "engine", "lock", "stream")
@@ -91,7 +91,7 @@ class TensorRTEngine(Engine):
         if verify_outputs:
             verify(self, module, example_args, batch_sizes=_VERIFIED_BATCHES)
 
-    def bind(self, weights: Weights) -> _Bound:
+    def bind(self, weights: Weights) -> _RefittedPlan:
         """Like `Engine.bind`, but slow; raises `EngineMismatch` unless the refitted plan computes what torch does."""
         check_weights(self.layout, weights, finite=False)
         with torch.cuda.device(self._device):
@@ -100,12 +100,12 @@ class TensorRTEngine(Engine):
             parser = self._trt.OnnxParserRefitter(refitter, self._logger)
             if not parser.refit_from_bytes(with_constants(self._graph, weights)) or not refitter.refit_cuda_engine():
                 raise BadWeights(f"TensorRT took no new weights; it lacks {list(refitter.get_missing_weights())[:3]}")
-            bound = _Bound(engine, self._device)
+            bound = _RefittedPlan(engine, self._device)
         if self._verified:
             self._compare(bound, weights)
         return bound
 
-    def packed(self, bound: _Bound) -> bytes:
+    def packed(self, bound: _RefittedPlan) -> bytes:
         """A serialised plan with the bound weights, to run without a refit; `plan` holds the weights it was built
         with."""
         with torch.cuda.device(self._device):
@@ -114,10 +114,10 @@ class TensorRTEngine(Engine):
             raise ModelError("TensorRT could not serialise a refitted plan; its log says why")
         return bytes(plan)
 
-    def unpacked(self, plan: bytes) -> _Bound:
+    def unpacked(self, plan: bytes) -> _RefittedPlan:
         """Loads a plan from `packed`, to run with the weights inside it."""
         with torch.cuda.device(self._device):
-            return _Bound(self._deserialised(plan), self._device)
+            return _RefittedPlan(self._deserialised(plan), self._device)
 
     def _deserialised(self, plan: bytes) -> Any:
         engine = self._runtime.deserialize_cuda_engine(plan)
@@ -125,7 +125,7 @@ class TensorRTEngine(Engine):
             raise ModelError("TensorRT could not load its plan; its log says why")
         return engine
 
-    def run(self, bound: _Bound, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    def run(self, bound: _RefittedPlan, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
         size = len(inputs[0])
         if not 1 <= size <= self._sizes[-1]:
             raise ModelError(f"batch size: TensorRT's plan takes 1 to {self._sizes[-1]}, got {size}")
@@ -148,7 +148,7 @@ class TensorRTEngine(Engine):
         except RuntimeError as error:
             raise ModelError(f"TensorRT failed on a batch of {size}: {error}") from error
 
-    def _compare(self, bound: _Bound, weights: Weights) -> None:
+    def _compare(self, bound: _RefittedPlan, weights: Weights) -> None:
         """Raises `EngineMismatch` unless the refitted plan computes what torch computes with the same weights."""
         reference = self._reference.bind(weights)
         peaks = [peak(leaf) for leaf in self._reference.run(reference, self._rows)]

@@ -25,7 +25,7 @@ _LOOK_S = 1.0
 
 
 @dataclass
-class _Running:
+class _RunningGame:
     """A running game: its place among the concurrent games, its last request, when it was sent and how often it was
     repeated."""
 
@@ -103,7 +103,7 @@ class _Table:
     """The running games by session."""
 
     def __init__(self, begin: Callable[[int, int | None], Game], seeds: list[Iterator[int | None]]) -> None:  # type: ignore[type-arg]
-        self.running: dict[str, _Running] = {}
+        self.running: dict[str, _RunningGame] = {}
         self._begin = begin
         self._seeds = seeds
         self._looked_at = 0.0
@@ -111,10 +111,10 @@ class _Table:
     def start(self, sessions: TcpSessions, index: int) -> None:
         """Begins a new game at a place."""
         game, session = self._begin(index, next(self._seeds[index])), uuid.uuid4().hex
-        running = self.running[session] = _Running(index, game, session, next(game), 0.0)
+        running = self.running[session] = _RunningGame(index, game, session, next(game), 0.0)
         self._send(sessions, running)
 
-    def reply(self, sessions: TcpSessions, running: _Running, reply: bytes | BrayxError) -> None:
+    def reply(self, sessions: TcpSessions, running: _RunningGame, reply: bytes | BrayxError) -> None:
         """Hands a reply to its game, and sends what the game wants next.
 
         Raises:
@@ -144,7 +144,7 @@ class _Table:
                 awaited = f"reply to {running.request[0].value} of session {running.session}"
                 raise endpoint.deadline_exceeded(awaited, timeout_s, layer="tcp")
 
-    def _send(self, sessions: TcpSessions, running: _Running) -> None:
+    def _send(self, sessions: TcpSessions, running: _RunningGame) -> None:
         kind, body = running.request
         running.sent_at = time.monotonic()
         sessions.submit(StepRequest(kind, running.session, body))

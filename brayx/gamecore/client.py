@@ -44,7 +44,7 @@ _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
 
-class _Session:
+class _BaseClient:
     """State and rules that both clients share: the running session, its tick numbers, credentials, and retries."""
 
     def __init__(
@@ -195,7 +195,7 @@ def _may_pass(error: BrayxError) -> bool:
     return connecting or isinstance(error, TransportError | Overloaded)
 
 
-class Client(_Session):
+class Client(_BaseClient):
     """A blocking client with one session at a time; play several games at once with several clients.
 
     Args:
@@ -328,7 +328,7 @@ class Client(_Session):
             self.close()
 
 
-class AsyncClient(_Session):
+class AsyncClient(_BaseClient):
     """`Client` for asyncio: the same calls, awaited. Belongs to one event loop.
 
     ``url`` may also be a service with ``async step(request)``: it is awaited on this loop, without a network. Requests

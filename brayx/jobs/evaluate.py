@@ -189,7 +189,7 @@ def play(
     Raises:
         StartupError: as for `evaluate`.
     """
-    running: list[_Player] = []
+    running: list[_GamecoreProcess] = []
     returns: list[float] = []
     deadline = clock() + timeout_s
     with selectors.DefaultSelector() as selector, output_folder() as folder, GamecoreGuard() as guard:
@@ -197,11 +197,11 @@ def play(
             for index, (command, share) in enumerate(zip(commands, shares or [0] * len(commands), strict=True)):
                 output = Output(f"gamecore-{index}.txt")
                 output.open(folder)
-                running.append(_Player(command, share, output, guard, variables or {}))
+                running.append(_GamecoreProcess(command, share, output, guard, variables or {}))
                 selector.register(running[-1].output, selectors.EVENT_READ, running[-1])
             while selector.get_map():
                 for key, _ in selector.select(max(0.0, deadline - clock())):
-                    player: _Player = key.data
+                    player: _GamecoreProcess = key.data
                     ended = player.read()
                     if ended is None:
                         selector.unregister(player.output)
@@ -227,7 +227,7 @@ def play(
     return returns
 
 
-class _Player:
+class _GamecoreProcess:
     """A gamecore process.
 
     Args:

@@ -35,7 +35,7 @@ _MOST_ERRORS = 100
 
 
 @dataclass
-class _Game:
+class _GameProcess:
     argv: list[str]
     output: Output
     process: subprocess.Popen[bytes] | None = None
@@ -73,7 +73,7 @@ class Gamecores:
         self._folder = folder
         expanded = [config for config in configs for _ in range(config.num)]
         self._games = [
-            _Game(filled(config.command, urls, door=config.door, index=index), Output(f"gamecore-{index}.txt"))
+            _GameProcess(filled(config.command, urls, door=config.door, index=index), Output(f"gamecore-{index}.txt"))
             for index, config in enumerate(expanded)
         ]
         self._guard = GamecoreGuard()
@@ -152,7 +152,7 @@ class Gamecores:
             game.output.close(keep=game.has_failed)
         self._outputs.close()
 
-    def _start(self, game: _Game) -> None:
+    def _start(self, game: _GameProcess) -> None:
         output = game.output.begin()
         game.process = self._guard.start(game.argv, folder=self._folder, stdout=output, stderr=output)
         game.started_at, game.held_s = time.monotonic(), clock.held_s()
@@ -168,7 +168,7 @@ class Gamecores:
                 elif game.process is None and now >= game.restart_at:
                     self._restart(game, now)
 
-    def _restart(self, game: _Game, now: float) -> None:
+    def _restart(self, game: _GameProcess, now: float) -> None:
         self.restarts += 1
         try:
             self._start(game)
@@ -176,7 +176,7 @@ class Gamecores:
             self._fail(error.message, error.message)
             game.restart_at = now + _LAST_RESTART_S
 
-    def _read(self, game: _Game) -> None:
+    def _read(self, game: _GameProcess) -> None:
         self.messages.extend(line[:_LONGEST_LINE] for line in game.output.newest())
 
     def _fail(self, line: str, error: str, last: Sequence[str] = ()) -> None:
@@ -187,7 +187,7 @@ class Gamecores:
             self._seen.add(error)
             self._say("\n".join([f"{line}; its last lines:", *last] if last else [line]))
 
-    def _ended(self, game: _Game, now: float) -> None:
+    def _ended(self, game: _GameProcess, now: float) -> None:
         """A game that ran for a while starts again at once; one that keeps dying waits longer each time.
 
         A game that gives up while a debugger's prompt stops the door does not count as a failure.
@@ -240,7 +240,7 @@ def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> l
     return words
 
 
-def _signal(game: _Game, number: int) -> bool:
+def _signal(game: _GameProcess, number: int) -> bool:
     """Signals the process and its children, which may outlive it: it leads a process group.
 
     Returns:

@@ -175,7 +175,7 @@ class Trainer:
         """Iterations until ``num_steps`` or ``target_return``. Shows its progress on a terminal, and in a notebook with
         the curve."""
         training = self._running.training
-        with _Display(self.name, training.num_steps, training.target_return) as display:
+        with _LoopDisplay(self.name, training.num_steps, training.target_return) as display:
             while self._running.goes_on():
                 result = self.train()
                 display.show(result, self.curve, last=not self._running.goes_on())
@@ -296,7 +296,7 @@ class _Player:
         return self._collector.action_spec.to_env(action)[0]
 
 
-class _Display(contextlib.ExitStack):
+class _LoopDisplay(contextlib.ExitStack):
     """The progress of a ``for`` loop on a terminal or in a notebook, which also gets the curve; otherwise none."""
 
     def __init__(self, title: str, num_steps: int, target: float | None) -> None:

@@ -122,7 +122,7 @@ def compare(
             try:
                 compared = _compared(rest, versions, tolerance, on_piece)
                 break
-            except _Failed as failure:  # the others are computed again without it
+            except _NotComparable as failure:  # the others are computed again without it
                 failed[failure.episode] = failure.error
             except BrayxError as error:  # a model failed, which does not tell for which session
                 failed.update({episode.id: error for episode in rest})
@@ -131,7 +131,7 @@ def compare(
             yield compared[recording.id] if why is None else NotCompared(recording.session, recording.id, why)
 
 
-class _Failed(Exception):
+class _NotComparable(Exception):
     """A recording that cannot be compared."""
 
     def __init__(self, episode: str, error: BrayxError) -> None:
@@ -140,7 +140,7 @@ class _Failed(Exception):
 
 
 class _ComparableTicks:
-    """The ticks of a session that have all needed arrays; raises `_Failed` if there are none.
+    """The ticks of a session that have all needed arrays; raises `_NotComparable` if there are none.
 
     Args:
         episode: the session.
@@ -160,7 +160,7 @@ class _ComparableTicks:
                 dict.fromkeys([*needed, *(name for name in more if episode.spans([*needed, name]) == self._spans)])
             )
         except BrayxError as error:
-            raise _Failed(episode.id, error) from None
+            raise _NotComparable(episode.id, error) from None
 
     def __len__(self) -> int:
         return sum(end - first for first, end in self._spans)
@@ -177,7 +177,7 @@ class _ComparableTicks:
             columns = _without_failed(concatenated(blocks))
             return columns, [version.leaves(columns.arrays) for version in self._versions]
         except BrayxError as error:
-            raise _Failed(self.episode.id, error) from None
+            raise _NotComparable(self.episode.id, error) from None
 
 
 def _without_failed(columns: TickColumns) -> TickColumns:
@@ -192,7 +192,7 @@ def _without_failed(columns: TickColumns) -> TickColumns:
 def _compared(
     group: Sequence[Recording], versions: Sequence[Version], tolerance: float, on_piece: OnPiece | None
 ) -> dict[str, Comparison]:
-    """The comparison of each session, by the id of its recording; raises `_Failed` if one cannot be compared."""
+    """The comparison of each session, by the id of its recording; raises `_NotComparable` if one cannot be compared."""
     sessions = [_ComparableTicks(episode, versions) for episode in group]
     players = [version.players(len(group)) for version in versions]
     pieces: dict[str, list[tuple[np.ndarray, Differences]]] = {episode.id: [] for episode in group}
@@ -221,7 +221,7 @@ def _differences(
         acted = Decisions.most_likely(reference[0]) if reference else Decisions.recorded(columns.arrays)
         return differences(acted, ours, tolerance=tolerance)
     except BrayxError as error:
-        raise _Failed(episode.id, error) from None
+        raise _NotComparable(episode.id, error) from None
 
 
 def _joined(episode: Recording, pieces: Sequence[tuple[np.ndarray, Differences]]) -> Comparison:

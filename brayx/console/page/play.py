@@ -51,7 +51,7 @@ class _Play:
             self._about = ui.label().classes(MUTED)
             self._state = ui.label().classes("text-lg font-semibold").props('role="status"')
             self._failure = Alert()
-            self._board = _Board(self._move)
+            self._board = _BoardGrid(self._move)
             self._keys = ui.label().classes(f"text-xs {MUTED}")
         self._body.set_visibility(False)
         self._leave.set_visibility(False)
@@ -141,7 +141,7 @@ class _Play:
             await self._move(moves[int(digit) - 1])
 
 
-class _Board:
+class _BoardGrid:
     """A grid of cells, of which legal moves are buttons, and buttons below for moves without a cell."""
 
     def __init__(self, on_move: Any) -> None:

@@ -42,7 +42,7 @@ _KINDS = {
 }
 
 
-class _Calls:
+class _GrpcCalls:
     """The common part of both transports: the target of calls, and the meaning of their failures."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -80,7 +80,7 @@ class _Calls:
         return failure(self._endpoint, describe(request), timeout_s, error)
 
 
-class GrpcTransport(_Calls, Transport):
+class GrpcTransport(_GrpcCalls, Transport):
     """The blocking gRPC transport; see `Transport`."""
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -106,7 +106,7 @@ class GrpcTransport(_Calls, Transport):
                 channel.close()
 
 
-class AsyncGrpcTransport(_Calls, AsyncTransport):
+class AsyncGrpcTransport(_GrpcCalls, AsyncTransport):
     """The asyncio gRPC transport; see `AsyncTransport`. Belongs to one event loop."""
 
     def __init__(self, endpoint: Endpoint) -> None:
