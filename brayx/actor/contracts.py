@@ -31,6 +31,13 @@ def contract_of(start: Any, expected: Contract | None) -> Contract:
         return Contract.parse(start)
     if isinstance(start, Mapping) and start.get("contract") == expected.id:
         return expected
+    if isinstance(start, Mapping) and isinstance(start.get("contract"), str):
+        raise BadBody(
+            f"contract is {start['contract']!r:.80}, another than this service has: expected the whole contract, or "
+            f"{expected.id!r}",
+            field="contract",
+            expected=expected.id,
+        )
     contract = Contract.parse(start)
     differences = contract.differences(expected)
     if contract.behaviour != expected.behaviour:

@@ -31,7 +31,7 @@ from brayx.errors import ConfigError, StartupError
 from brayx.jobs.checks import actor_of, check_job, check_weights, ports_of
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.progress import Progress
-from brayx.jobs.recorded import record_contract
+from brayx.jobs.recorded import contract_to_resume, record_contract, with_resumed_contract
 from brayx.jobs.result import TrainResult
 from brayx.jobs.trainee import Trainees
 from brayx.jobs.training import READY_TIMEOUT_S, JobTraining, Snapshot
@@ -132,7 +132,10 @@ def train_on(
     """Runs a training job on a running cluster; ``layout`` is from `check_job`, other arguments as for `train`."""
     check_store_reachable(uri, job.trainers[only("trainer", job.trainers)].in_process, *nodes_and_own())
     events = job.tracking.tensorboard_folder(uri)
-    trial = Trial.open(job.project, trial_name or job.trial, uri, resume=resume, tensorboard=events)
+    name = trial_name or job.trial
+    if resume and job.contract is not None:
+        with_resumed_contract(job, name, contract_to_resume(job.project, name, uri))
+    trial = Trial.open(job.project, name, uri, resume=resume, tensorboard=events)
     if job.contract is not None:
         record_contract(trial, job.contract)
     clerk = InProcessClerk(trial)

@@ -86,6 +86,30 @@ def with_contract(job: JobConfig, sources: Mapping[str, WeightSource]) -> JobCon
     return job
 
 
+def with_resumed_contract(job: JobConfig, name: str, recorded: Mapping[str, Any] | None) -> JobConfig:
+    """A job that resumes a trial, with the trial's contract if it needs one.
+
+    Args:
+        job: the job.
+        name: the trial's.
+        recorded: from `contract_to_resume`.
+
+    Raises:
+        ConfigError: the trial learned another contract than the job's.
+    """
+    if recorded is None:
+        return job
+    if job.contract is None:
+        return job.model_copy(update={"contract": dict(recorded)})
+    if differences := parse_contract(job.contract).differences(parse_contract(recorded)):
+        raise ConfigError(
+            f"{job.file}: contract: the interrupted trial {name!r} learned another: {'; '.join(differences)}. To "
+            "resume it, leave the contract out; to begin one with this contract, add --new, or --trial and a new name",
+            key="contract",
+        )
+    return job
+
+
 def contract_to_resume(project: str, name: str, uri: str) -> dict[str, Any] | None:
     """The contract of the trial that a training of that name resumes; None: it resumes none, or that has none yet."""
     trial = Trial.interrupted(project, name, uri)

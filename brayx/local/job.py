@@ -19,7 +19,7 @@ from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig, only, pool_name
 from brayx.jobs.contracts import contract_lines, parse_contract
 from brayx.jobs.handles import offer
-from brayx.jobs.recorded import contract_to_resume
+from brayx.jobs.recorded import contract_to_resume, with_resumed_contract
 from brayx.jobs.result import TrainResult
 from brayx.jobs.trainee import Trainees
 from brayx.jobs.training import LOOK_S, READY_TIMEOUT_S, JobTraining, Snapshot
@@ -111,8 +111,8 @@ def train_in_process(
             tensorboard=job.tracking.tensorboard_folder(uri),
         )
         stack.callback(clerk.end)
-        if job.needs_contract and clerk.may_resume:
-            job = job.model_copy(update={"contract": clerk.run(contract_to_resume, job.project, name, uri)})
+        if clerk.may_resume and (job.needs_contract or job.contract is not None):
+            job = with_resumed_contract(job, name, clerk.run(contract_to_resume, job.project, name, uri))
         lobby = stack.enter_context(_lobby(job)) if job.needs_contract else None
         import brayx.local.trainee  # noqa: F401  # torch takes a second to import: MLflow's process has started by now
 

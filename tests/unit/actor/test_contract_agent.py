@@ -108,6 +108,7 @@ async def test_a_start_is_answered_with_the_contract_s_id_and_the_policy_version
     [
         ({"observations": {"side": {"shape": [5]}}}, r"observations\.side\.shape is \[5\], expected \[2\]"),
         ({"behaviour": "other"}, 'behaviour is "other", expected "agent"'),
+        ({"contract": "sha256:0"}, "contract is 'sha256:0', another than this service has: expected the whole"),
     ],
 )
 async def test_a_game_with_another_contract_is_refused_by_field(change: Mapping[str, Any], message: str) -> None:

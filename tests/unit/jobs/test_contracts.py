@@ -13,7 +13,7 @@ from brayx.gamecore.contract import Contract
 from brayx.jobs.checks import check_job
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contracts import built, contract_lines
-from brayx.jobs.recorded import recorded_contract, with_contract
+from brayx.jobs.recorded import recorded_contract, with_contract, with_resumed_contract
 from brayx.jobs.shipped import TEMPLATES
 from brayx.model.arms import WeightSource
 
@@ -110,6 +110,18 @@ def test_a_served_job_has_the_contract_of_its_weights(tmp_path: Path) -> None:
         with_contract(job(f"contract={json.dumps(other)}"), sources)
     with pytest.raises(ConfigError, match="no model that is served has one: train the job first"):
         with_contract(job(), {"model": WeightSource()})
+
+
+def test_a_resumed_trial_keeps_its_contract() -> None:
+    contract = Contract.parse(SMALL).as_dict()
+    assert with_resumed_contract(job(), "main", contract).contract == contract
+    assert with_resumed_contract(job(), "main", None).needs_contract, "its first game says it again"
+    same = job(f"contract={json.dumps({**SMALL, 'encoding': 'packed'})}")
+    assert with_resumed_contract(same, "main", contract) is same
+    other = job(f"contract={json.dumps({**SMALL, 'observations': {'speed': {'shape': [3]}}})}")
+    assert with_resumed_contract(other, "main", None) is other
+    with pytest.raises(ConfigError, match=r"trial 'main' learned another: observations\.speed\.shape is .* add --new"):
+        with_resumed_contract(other, "main", contract)
 
 
 def test_a_checkpoint_of_a_job_without_a_contract_has_none(tmp_path: Path) -> None:
