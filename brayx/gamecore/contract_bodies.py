@@ -103,9 +103,7 @@ class ContractBodies:
             for value in values.values():
                 numbers.extend((value,) if isinstance(value, int) else value.tolist())
             return self._reply.pack(*numbers)
-        return self._dump(
-            {name: value if isinstance(value, int) else self._plain(value) for name, value in values.items()}
-        )
+        return self._dump({name: self._reply_value(name, value) for name, value in values.items()})
 
     def decode_reply(self, body: bytes) -> dict[str, Any]:
         """The game's half of `encode`: actions by name, each an ``int`` or a float32 array ``[size]``.
@@ -151,7 +149,7 @@ class ContractBodies:
             BadBody: a value does not fit the contract.
         """
         arrays = {} if obs is None else self._values.read_observations(obs)
-        total, rewards = self._values.read_reward(reward)
+        total, rewards = self._values.read_reward(self._values.no_reward if reward is None else reward)
         allowed = self._values.read_mask(mask)
         if extras:
             self._read_extras(Tick({}), extras)
@@ -182,7 +180,7 @@ class ContractBodies:
             raise BadBody(f"the body is {document!r:.80}, expected an object with 'obs'", field="obs")
         check_names(document, _FIELDS)
         values = self._values
-        reward, rewards = values.read_reward(document.get("reward"))
+        reward, rewards = values.read_reward(document.get("reward", values.no_reward))
         tick = Tick({}, reward, rewards, _flag(document, "terminated"), _flag(document, "truncated"))
         obs = document.get("obs")
         if obs is not None or not is_stop or tick.truncated:
@@ -233,6 +231,14 @@ class ContractBodies:
             data: bytes = msgpack.packb(document)
             return data
         return _dumps(document).encode()
+
+    def _reply_value(self, name: str, value: Any) -> Any:
+        if isinstance(value, int):
+            return value
+        if self._is_binary:
+            return self._plain(value)
+        part = self._values.actions[name].part
+        return np.clip(value.astype(np.float64), part.low, part.high).tolist()  # float32 of 0.1 is above 0.1
 
     def _plain(self, array: np.ndarray) -> Any:
         """An array in a document: its little-endian bytes, or a list."""

@@ -50,12 +50,14 @@ class TickValues:
     Attributes:
         observations, actions: what reads one, by name, in the contract's order.
         masks: by action that has a mask, its place in the action mask.
+        no_reward: the value of a reward that is left out.
     """
 
     def __init__(self, contract: Contract) -> None:
         self.contract = contract
         self.observations = {spec.name: ObservationValues(spec) for spec in contract.observations}
         self.actions = {part.name: ActionValues(part) for part in contract.actions}
+        self.no_reward: Any = {} if contract.rewards else 0.0
         self.masks: dict[str, slice] = {}
         first = 0
         for part in contract.discrete:
@@ -122,12 +124,12 @@ class TickValues:
         return allowed
 
     def read_reward(self, value: Any) -> tuple[float, dict[str, float]]:
-        """The reward, and the named ones; those that are missing are 0."""
+        """The reward, and the named ones; those that are missing are 0. See `no_reward`."""
         weights = self.contract.rewards
-        if not weights:
-            return number_field({"reward": 0.0 if value is None else value}, "reward"), {}
         if value is None:
-            value = {}
+            raise BadBody("reward is null, as some languages write NaN; expected a finite number", field="reward")
+        if not weights:
+            return number_field({"reward": value}, "reward"), {}
         if not isinstance(value, Mapping):
             raise BadBody(f"reward is {value!r:.80}, expected an object with {', '.join(weights)}", field="reward")
         check_names(value, weights, "reward.")

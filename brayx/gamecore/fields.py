@@ -18,6 +18,7 @@ from brayx.errors import BadBody
 from brayx.types import as_dtype, is_finite, place_of
 
 _LARGEST = float(np.finfo(np.float32).max)
+_JSON = {"None": "null", "True": "true", "False": "false"}
 _PLAIN = {int, float}
 _NUMBERS = (int, float, np.number)
 
@@ -64,7 +65,7 @@ def number_field(body: Any, name: str, least: float = -_LARGEST, most: float = _
     if isinstance(value, int | float) and least <= value <= most:  # false for NaN
         return float(value)
     limits = "" if (least, most) == (-_LARGEST, _LARGEST) else f" from {least:g} to {most:g}"
-    raise _refused(name, reprlib.repr(value), f"a finite number{limits}")
+    raise _refused(name, _shown(value), f"a finite number{limits}")
 
 
 def index_field(body: Any, name: str, count: int) -> int:
@@ -72,7 +73,7 @@ def index_field(body: Any, name: str, count: int) -> int:
     value = _field(body, name)
     if isinstance(value, int | np.integer) and not isinstance(value, bool) and 0 <= value < count:
         return int(value)
-    raise _refused(name, reprlib.repr(value), f"a whole number from 0 to {count - 1}")
+    raise _refused(name, _shown(value), f"a whole number from 0 to {count - 1}")
 
 
 def check_names(value: Mapping[str, Any], known: Collection[str], prefix: str = "") -> Mapping[str, Any]:
@@ -129,7 +130,7 @@ def _converted(name: str, value: Any, dtype: np.dtype[Any]) -> np.ndarray:
             expected = "a finite number" if is_float else f"a whole number that {dtype} can hold"
             index = [int(coordinate) for coordinate in np.unravel_index(place, given.shape)]
             plain = single.item() if isinstance(single, np.generic) else single
-            raise _refused(place_of(name, index), reprlib.repr(plain), expected)
+            raise _refused(place_of(name, index), _shown(plain), expected)
     return given.astype(dtype)
 
 
@@ -140,6 +141,12 @@ def _range(dtype: np.dtype[Any]) -> tuple[Any, float, float]:
     if dtype.kind == "f":
         return _NUMBERS, float(np.finfo(dtype).min), float(np.finfo(dtype).max)
     return (int, np.integer), int(np.iinfo(dtype).min), int(np.iinfo(dtype).max)
+
+
+def _shown(value: Any) -> str:
+    """A short text of a value; constants as JSON spells them."""
+    text = reprlib.repr(value)
+    return _JSON.get(text, text)
 
 
 def _refused(place: str, got: str, expected: str) -> BadBody:

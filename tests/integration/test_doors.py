@@ -389,7 +389,7 @@ def test_a_model_in_a_separate_deployment_answers_ticks(cartpole: str, protocol:
     [
         (b"\xff{", 400, "bad_body", "body is not JSON"),
         (b'{"reward": 0.0}', 400, "bad_body", "no field 'obs'"),
-        (b'{"obs": [0.0, 0.0, null, 0.0]}', 400, "bad_body", "obs[2] is None"),
+        (b'{"obs": [0.0, 0.0, null, 0.0]}', 400, "bad_body", "obs[2] is null"),
         (b'{"obs": [0.0, 0.0, 0.0, 1e999]}', 400, "bad_body", "obs[3] is inf"),
         (observation(1.0, 2.0), 422, "shape_mismatch", "expected"),
     ],

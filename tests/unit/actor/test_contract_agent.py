@@ -157,6 +157,15 @@ async def test_a_game_that_says_not_how_it_ended_has_no_return() -> None:
     assert numbers["games_without_return"] == 1.0
 
 
+async def test_a_game_that_ended_by_its_rules_at_its_time_limit_is_terminated() -> None:
+    game = Game(DISCRETE, Fixed(logits=logits(0, 9, 0)))
+    await game.start()
+    await game.tick()
+    await game.end(obs=[1, 2], reward=1.0, terminated=True, truncated=True)
+    (fragment,) = game.buffer.fragments
+    assert (fragment.terminated, fragment.truncated) == (True, False)
+
+
 async def test_a_bad_stop_is_the_game_s_fault_and_can_be_sent_again() -> None:
     game = Game(DISCRETE, Fixed(logits=logits(0, 9, 0)))
     await game.start()

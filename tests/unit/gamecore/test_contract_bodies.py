@@ -143,6 +143,20 @@ def test_the_json_of_a_game_that_is_written_by_hand() -> None:
     assert bodies("json").encode({"steer": [1, 0], "dash": 2, "jump": 0}) == b'{"steer":[1.0,0.0],"dash":2,"jump":0}'
 
 
+def test_a_reward_that_is_null_is_refused() -> None:
+    with pytest.raises(BadBody, match=r"^reward is null, as some languages write NaN"):
+        simple().decode(b'{"obs": [0, 1, 2, 3], "reward": null}')
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_numbers_of_a_reply_keep_the_bounds_that_float32_cannot_hold(encoding: str) -> None:
+    codec = simple(encoding=encoding, actions={"turn": {"kind": "continuous", "size": 2, "low": -0.1, "high": 0.1}})
+    reply = codec.encode({"turn": [-0.1, np.float32(0.1)]})
+    np.testing.assert_array_equal(codec.decode_reply(reply)["turn"], np.array([-0.1, 0.1], np.float32))
+    if encoding == "json":
+        assert reply == b'{"turn":[-0.1,0.1]}'
+
+
 def test_the_bytes_of_a_packed_game() -> None:
     codec = bodies("packed")
     body = codec.encode_tick(OBS, {"win": 1, "style": 3}, mask={"dash": [0, 1]}, extras={"result": 1})
@@ -201,8 +215,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"obs": {**OBS, "vector": [[1, 2, 3]]}}, "obs.vector has shape [1, 3]"),
     ({"obs": {**OBS, "vector": 1}}, "obs.vector has shape []"),
     ({"obs": {**OBS, "vector": [1, "2", 3]}}, "obs.vector[1] is '2'"),
-    ({"obs": {**OBS, "vector": [1, None, 3]}}, "obs.vector[1] is None"),
-    ({"obs": {**OBS, "vector": [1, True, 3]}}, "obs.vector[1] is True"),
+    ({"obs": {**OBS, "vector": [1, None, 3]}}, "obs.vector[1] is null"),
+    ({"obs": {**OBS, "vector": [1, True, 3]}}, "obs.vector[1] is true"),
     ({"obs": {**OBS, "vector": [1, [2], 3]}}, "obs.vector is lists of different lengths"),
     ({"obs": {**OBS, "camera": [[[1, 2], [3, 4]]]}}, "obs.camera has shape [1, 2, 2]"),
     ({"obs": {**OBS, "camera": [1, 2, 3, 256]}}, "obs.camera[3] is 256"),
@@ -215,6 +229,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"obs": {**OBS, "chat": "123456789"}}, "obs.chat has 9 bytes"),
     ({"obs": {**OBS, "chat": [1] * 8}}, "obs.chat is [1, 1, 1, 1, 1, 1, 1, 1]"),
     ({"reward": 1}, "reward is 1"),
+    ({"reward": None}, "reward is null, as some languages write NaN; expected a finite number"),
+    ({"reward": {"win": None}}, "reward.win is null"),
     ({"reward": {"wim": 1}}, "reward.wim is unknown"),
     ({"reward": {"win": "1"}}, "reward.win is '1'"),
     ({"mask": {"jump": [1, 1, 1]}}, "mask.jump is unknown"),

@@ -30,16 +30,16 @@ def test_numbers_become_an_array() -> None:
 @pytest.mark.parametrize(
     ("value", "dtype", "says"),
     [
-        ([1, None], np.float32, r"x\[1\] is None, expected a finite number"),
+        ([1, None], np.float32, r"x\[1\] is null, expected a finite number"),
         ([[1, 2], [3, float("inf")]], np.float32, r"x\[1, 1\] is inf, expected a finite number"),
         ([1, 300], np.uint8, r"x\[1\] is 300, expected a whole number that uint8 can hold"),
         ([1, 0.5], np.int8, r"x\[1\] is 0\.5, expected a whole number that int8 can hold"),
         ([1, "1"], np.float32, r"x\[1\] is '1', expected a finite number"),
         ([1, "1"], np.int8, r"x\[1\] is '1', expected a whole number"),
-        ([[1, 2], [True, 2.5]], np.float32, r"x\[1, 0\] is True, expected a finite number"),
-        ([[1, 2], [True, 2.5]], np.float64, r"x\[1, 0\] is True, expected a finite number"),
+        ([[1, 2], [True, 2.5]], np.float32, r"x\[1, 0\] is true, expected a finite number"),
+        ([[1, 2], [True, 2.5]], np.float64, r"x\[1, 0\] is true, expected a finite number"),
         ("1", np.float32, "x is '1', expected a finite number"),
-        (True, np.float32, "x is True, expected a finite number"),
+        (True, np.float32, "x is true, expected a finite number"),
         ([1, 2], np.bool_, r"x\[0\] is 1, expected a whole number that bool can hold"),
         ([0, 10**400], np.float32, r"x\[1\] is 10+\.\.\.0+, expected a finite number"),
         ([0, 10**400], np.float64, r"x\[1\] is 10+\.\.\.0+, expected a finite number"),
@@ -82,8 +82,8 @@ def test_ranges_and_shapes_are_checked() -> None:
     ("folder", "module", "body", "says"),
     [
         ("catch", "catch_features", {"row": -1, "column": 0, "paddle": 0}, "row is -1, expected a whole number"),
-        ("catch", "catch_features", {"row": 0, "column": None, "paddle": 0}, "column is None"),
-        ("league", "four_agent", {"board": [0] * 41 + [None], "legal": [1] * 7}, r"board\[41\] is None"),
+        ("catch", "catch_features", {"row": 0, "column": None, "paddle": 0}, "column is null"),
+        ("league", "four_agent", {"board": [0] * 41 + [None], "legal": [1] * 7}, r"board\[41\] is null"),
         ("league", "four_agent", {"board": [0] * 42, "legal": [1] * 6}, r"legal is shape \[6\]"),
     ],
 )

@@ -213,14 +213,14 @@ async def test_a_tick_without_a_reward_is_refused_at_once_and_costs_nothing(rewa
 @pytest.mark.parametrize(
     ("obs", "says"),
     [
-        ("[1, null]", r"obs\[1\] is None, expected a finite number"),
+        ("[1, null]", r"obs\[1\] is null, expected a finite number"),
         ("[NaN, 1]", r"obs\[0\] is nan, expected a finite number"),
         ("[1, 1e999]", r"obs\[1\] is inf, expected a finite number"),
         ("[1, 1e39]", r"obs\[1\] is 1e\+39, expected a finite number"),
         ('[1, "two"]', r"obs\[1\] is 'two'"),
-        ("[1, true]", r"obs\[1\] is True, expected a finite number"),
+        ("[1, true]", r"obs\[1\] is true, expected a finite number"),
         ("[[1], [1, 2]]", "obs is lists of different lengths, expected numbers"),
-        ("null", "obs is None, expected a finite number"),
+        ("null", "obs is null, expected a finite number"),
     ],
 )
 async def test_an_observation_that_is_not_finite_is_refused_by_field_and_index(obs: str, says: str) -> None:
