@@ -17,7 +17,7 @@ from brayx.actor.actor import Actor
 from brayx.actor.contracts import contract_of
 from brayx.actor.host import LocalHost
 from brayx.actor.serving import Runtime
-from brayx.errors import Overloaded, StartupError
+from brayx.errors import Overloaded, ServiceFull, StartupError
 from brayx.gamecore.contract import Contract
 from brayx.jobs.config import JobConfig
 from brayx.jobs.gamecores import Gamecores
@@ -52,6 +52,7 @@ class Lobby:
         self._contract: Contract | None = None
         self._decided = threading.Event()
         self._admits = asyncio.Event()
+        self._has_ended = False
         self._recorder = Recorder()
         self._bound: Runtime | None = None
         self._on_hold: Callable[[], None] = lambda: None
@@ -73,6 +74,8 @@ class Lobby:
 
     def __exit__(self, *_: object) -> None:
         self.games.stop()
+        self._has_ended = True
+        self.admit()
         self.doors.close(_END_S)
 
     def wait(self) -> JobConfig:
@@ -120,6 +123,8 @@ class Lobby:
                 await self._admits.wait()
         except TimeoutError:
             raise Overloaded(f"the learner has published no weights within {_HELD_S:g} s; try again") from None
+        if self._has_ended:
+            raise ServiceFull("the training ended before its model acted: its screen says why")
 
     def _make_actor(self) -> Actor:
         if self._bound is None:  # of a stateless call, which nothing holds

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from brayx.actor.serving import Runtime
-from brayx.errors import BadBody, Overloaded, StartupError
+from brayx.errors import BadBody, Overloaded, ServiceFull, StartupError
 from brayx.gamecore.client import Client
 from brayx.gamecore.contract import Contract
 from brayx.jobs.config import JobConfig
@@ -77,3 +78,13 @@ def test_games_that_fail_and_send_no_contract_are_given_up(monkeypatch: pytest.M
             waiting.wait()
     assert waiting.games.running == 0
     assert any("no screen" in line for line in said), "what a game says while all wait is on the screen"
+
+
+def test_a_start_that_is_held_when_the_job_fails_is_told_so(pool: ThreadPoolExecutor) -> None:
+    with contextlib.ExitStack() as clients:
+        with lobby() as waiting:
+            client = clients.enter_context(Client(waiting.doors.urls["tcp"]))
+            start = pool.submit(client.start, START, "a")
+            waiting.wait()
+        with pytest.raises(ServiceFull, match="the training ended before its model acted"):
+            start.result(30)
