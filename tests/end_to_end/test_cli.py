@@ -90,7 +90,7 @@ def test_every_command_has_a_line_and_completion_offers_it() -> None:
     assert complete("visualize --o") == ["--out"]
     assert complete("keys n") == ["new"]
     assert complete("keys new --f") == ["--file"]
-    assert complete("gamecore g") == ["gym"]
+    assert complete("gamecore gy") == ["gym"]
     assert complete("gamecore gym --at") == ["--at-once"]
     assert complete("gamecore pettingzoo CartPole-v1 --st") == ["--state"]
     assert brayx("completion", "zsh").stdout.startswith("autoload")
