@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from brayx.algorithms.build import check_space
-from brayx.errors import ConfigError
+from brayx.errors import BadBody, ConfigError
 from brayx.gamecore.contract import Contract, ObservationSpec
-from brayx.jobs.models import learned_by, network_options
-from brayx.nets.encoders import Embedding, Numbers, OneHot, Spatial, Text, convolutions_for
+from brayx.jobs.models import learned_by, network_options, parts_of
+from brayx.nets.encoders import Embedding, Numbers, OneHot, Spatial, Text, convolutions_for, features_of
 from brayx.nets.normaliser import Normalised
 from brayx.nets.policy import Encoders, NetworkConfig, policy_for
 from brayx.nets.soft import soft_policy_for
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _ONE_HOT = 64
 """Largest number of categories that are encoded one-hot; more are embedded."""
 _EMBEDDED = 32
+MAX_PARAMETERS = 2**28
+"""Maximum number of parameters up to the first hidden layer, for a contract that a game says: 1 GiB of float32."""
 
 
 class ContractNetworkConfig(NetworkConfig):
@@ -56,6 +58,41 @@ def build_model(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[
         )
     network = network_options(config, ContractNetworkConfig)
     return network_of(Contract.parse(document), network, learned_by(name, config))
+
+
+def check_parameters(contract: Contract, config: Mapping[str, Any]) -> None:
+    """Refuses a contract of a game whose network would fill the memory; builds nothing.
+
+    Counts each observation's encoder and its part of the first hidden layers of policy and value. A job whose model
+    comes from another module is not checked.
+
+    Args:
+        contract: the game's.
+        config: the whole job as plain dicts.
+
+    Raises:
+        BadBody: there are more than `MAX_PARAMETERS`, or an observation has no encoder; names the field.
+    """
+    if all(model["module"] != __name__ for model in parts_of(config, "model").values()):
+        return
+    import torch
+
+    network = network_options(config, ContractNetworkConfig) or ContractNetworkConfig()
+    choices = sum(part.size for part in contract.actions)
+    width = network.hidden[0] if network.hidden else max(4 * network.lstm, choices)
+    total = 0
+    for spec in contract.observations:
+        field = f"observations.{spec.name}"
+        try:
+            with torch.device("meta"):  # its tensors have shapes and no memory
+                encoder = _encoder(spec, network)
+        except ValueError as error:
+            raise BadBody(f"{field}: {error}", field=field) from error
+        total += sum(weights.numel() for weights in encoder.parameters()) + 2 * width * features_of(encoder)
+        if total > MAX_PARAMETERS:
+            raise BadBody(
+                f"{field} takes the network to {total} parameters, expected at most {MAX_PARAMETERS}", field=field
+            )
 
 
 def network_of(

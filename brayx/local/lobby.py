@@ -20,6 +20,7 @@ from brayx.actor.serving import Runtime
 from brayx.errors import Overloaded, ServiceFull, StartupError
 from brayx.gamecore.contract import Contract
 from brayx.jobs.config import JobConfig
+from brayx.jobs.contract_model import check_parameters
 from brayx.jobs.gamecores import Gamecores
 from brayx.logs import one_line
 from brayx.metrics import Recorder
@@ -116,6 +117,7 @@ class Lobby:
             return
         contract = contract_of(parse_json(body) if body else None, self._contract)
         if self._contract is None:
+            check_parameters(contract, self._job.as_dict())
             self._contract = contract
             self._decided.set()
         try:

@@ -15,9 +15,9 @@ from brayx.algorithms.sac import SACConfig
 from brayx.engines.export import verify
 from brayx.engines.onnx import OnnxEngine
 from brayx.engines.torch import module_weights
-from brayx.errors import ConfigError
+from brayx.errors import BadBody, ConfigError
 from brayx.gamecore.contract import Contract
-from brayx.jobs.contract_model import ContractNetworkConfig, build_model, network_of
+from brayx.jobs.contract_model import ContractNetworkConfig, build_model, check_parameters, network_of
 from brayx.nets.distributions import log_prob_entropy, sample
 from brayx.nets.encoders import Embedding, Numbers, OneHot, Spatial, Text
 from brayx.nets.normaliser import Normalised, follow
@@ -196,3 +196,37 @@ def test_a_job_says_contract_options_and_algorithm() -> None:
         build_model("model", {**job, "contract": small, "network": {"convolutions": "nature"}})
     with pytest.raises(ConfigError, match="contract is None, and model 'model' is built from it"):
         build_model("model", {**job, "contract": None})
+
+
+JOB: dict[str, Any] = {"model": {"kind": "model", "module": "brayx.jobs.contract_model"}}
+
+
+@pytest.mark.parametrize(
+    "observation",
+    [
+        {"shape": [2**23]},
+        {"kind": "image", "shape": [1, 2**23, 1]},
+        {"kind": "image", "shape": [2048, 4096, 1]},
+        {"kind": "image", "shape": [1, 1, 2**23]},
+        {"kind": "entities", "shape": [1, 2**23]},
+        {"kind": "category", "size": 65535, "shape": [2**20]},
+    ],
+    ids=str,
+)
+def test_a_contract_of_a_few_bytes_cannot_fill_the_memory(observation: dict[str, Any]) -> None:
+    contract = contract_of({"small": {"shape": [4]}, "large": observation}, {"gear": GEAR})
+    with pytest.raises(BadBody, match=rf"observations\.large takes the network to \d+ .* at most {2**28}") as refusal:
+        check_parameters(contract, JOB)
+    assert refusal.value.details["field"] == "observations.large"
+    check_parameters(contract, {"model": {**JOB["model"], "module": "model.py"}})
+
+
+def test_parameters_are_counted_with_the_options_of_the_network_and_over_all_observations() -> None:
+    contract = contract_of({name: {"shape": [2**19]} for name in "abc"}, {"gear": GEAR})
+    check_parameters(contract, JOB)
+    with pytest.raises(BadBody, match=r"observations\.b takes the network to"):
+        check_parameters(contract, {**JOB, "network": {"kind": "config", "hidden": [200]}})
+    check_parameters(contract_of(OBSERVATIONS, {"gear": GEAR}), JOB)
+    tiny = contract_of({"tiny": OBSERVATIONS["tiny"]}, {"gear": GEAR})
+    with pytest.raises(BadBody, match=r"observations\.tiny: an image of 7 x 7 pixels is too small"):
+        check_parameters(tiny, {**JOB, "network": {"kind": "config", "convolutions": "nature"}})
