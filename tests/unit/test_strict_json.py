@@ -77,3 +77,7 @@ def test_memory_and_the_error_do_not_grow_with_the_paths(body: str, field: str |
     assert len(refused.value.to_wire()) < 500
     if field is not None:
         assert refused.value.details == {"field": field}
+
+
+def test_of_a_key_that_comes_twice_the_last_one_counts() -> None:
+    assert parse_json(b'{"a": 1, "b": {"c": 2, "c": 3}, "a": 4}') == {"a": 4, "b": {"c": 3}}

@@ -183,7 +183,7 @@ async def test_limits_of_a_served_model_come_with_the_session_and_with_a_tick() 
     game = Game(HYBRID, model, "serve")
     await game.start(forbidden={"go": [1]})
     assert await game.tick() == {"steer": [1.0], "dash": 1, "go": 2}
-    forced = await game.tick(forbidden={"go": [2]}, forced={"steer": [-2], "dash": 0})
+    forced = await game.tick(forbidden={"go": [2], "dash": [0]}, forced={"steer": [-2], "dash": 0})
     assert forced == {"steer": [-2.0], "dash": 0, "go": 3}
     assert (await game.tick())["go"] == 2, "a tick's limits end with it"
     with pytest.raises(BadBody, match="leave no choice"):
