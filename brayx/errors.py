@@ -3,6 +3,7 @@
     BrayxError                          internal            500
     ├── ProtocolError                   bad_request         400
     │   ├── BadBody                     bad_body            400
+    │   │   ├── BadLimits               bad_limits          400
     │   │   └── BadResult               bad_result          400
     │   ├── BodyTooLarge                body_too_large      413
     │   └── HeaderTooLarge              header_too_large    431
@@ -154,6 +155,13 @@ class BadBody(ProtocolError):
     session continues."""
 
     code = "bad_body"
+
+
+class BadLimits(BadBody):
+    """A tick or a start forbids or forces what cannot be: no choice is left, or the model learns and has no mask for
+    the action. A mistake of the client, which counts as no error of the agent that found it. The session continues."""
+
+    code = "bad_limits"
 
 
 class BadResult(BadBody):

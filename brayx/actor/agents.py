@@ -14,7 +14,7 @@ from brayx.actor.actor import is_cancelled
 from brayx.actor.agent import Agent, Services, State
 from brayx.actor.failures import SessionFailures, note
 from brayx.actor.models import Carried, SessionModels
-from brayx.errors import AgentError, BrayxError
+from brayx.errors import AgentError, BadLimits, BrayxError
 from brayx.faults import AGENTS_LOGGER
 from brayx.logs import limited
 from brayx.types import Forward
@@ -64,7 +64,8 @@ class SessionAgents:
                     self._agents.append(agent_class(name, config, state))
             except Exception as error:
                 failures.add(name, "constructor", error)
-                failures.count_game()
+                if not isinstance(error, BadLimits):
+                    failures.count_game()
                 if isinstance(error, BrayxError):
                     raise
                 raise AgentError(f"agent {name!r} raised in the constructor", agent=name) from error

@@ -17,7 +17,7 @@ import numpy as np
 from brayx.actions import MASKED, greedy, log_prob, sample
 from brayx.actor.agent import Agent, State, forward, pinned, push, record
 from brayx.actor.contracts import contract_of
-from brayx.errors import BadBody
+from brayx.errors import BadLimits
 from brayx.gamecore.contract import ActionPart, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.contract_ticks import Tick
@@ -146,15 +146,15 @@ class _Limits:
         """The observation of a model that learns: the limits are in its mask, so that it knows which actions it had.
 
         Raises:
-            BadBody: an action with limits has no mask; or no choice is left.
+            BadLimits: an action with limits has no mask; or no choice is left.
         """
         if not self._forbidden and not self._forced:
             return obs
         self.check_learnable()
         mask = obs[MASK] * np.concatenate(self._allowed)
         first = 0
-        for part in self._contract.discrete:
-            self._check(part.name, bool(mask[first : first + part.size].any()))
+        for part, allowed in zip(self._contract.discrete, self._allowed, strict=True):
+            self._check(part.name, allowed, bool(mask[first : first + part.size].any()))
             first += part.size
         return {**obs, MASK: mask}
 
@@ -162,23 +162,27 @@ class _Limits:
         """Refuses limits that a model which learns could not see in its mask.
 
         Raises:
-            BadBody: an action with limits has no mask.
+            BadLimits: an action with limits has no mask.
         """
-        masked = {part.name for part in self._contract.actions if part.mask}
-        for group, limits in (("forbidden", self._forbidden), ("forced", self._forced)):
-            for name in limits:
-                if name not in masked:
-                    raise BadBody(
-                        f"{group}.{name} limits an action while the model learns: expected a discrete action with "
-                        '"mask": true in the contract, or a served model',
-                        field=f"{group}.{name}",
-                    )
+        for part in self._contract.actions:
+            for group, limits in (("forbidden", self._forbidden), ("forced", self._forced)):
+                if part.name not in limits or part.mask:
+                    continue
+                raise BadLimits(
+                    f"{group}.{part.name} limits an action while the model learns: "
+                    + (
+                        "numbers can be forced only while a model is served"
+                        if part.kind == "continuous"
+                        else 'expected "mask": true for it in the contract, or a served model'
+                    ),
+                    field=f"{group}.{part.name}",
+                )
 
     def limited(self, policy: dict[str, Any]) -> dict[str, Any]:
         """The policy of a served model without the choices that are not allowed, ``[1, ...]``.
 
         Raises:
-            BadBody: no choice is left.
+            BadLimits: no choice is left.
         """
         if not self._allowed:
             return policy
@@ -187,7 +191,7 @@ class _Limits:
         limited = []
         for part, head, allowed in zip(self._contract.discrete, heads, self._allowed, strict=True):
             limited.append(np.where(allowed, head, np.float32(MASKED)))
-            self._check(part.name, bool(limited[-1].max() > MASKED / 2))
+            self._check(part.name, allowed, bool(limited[-1].max() > MASKED / 2))
         return {**policy, "logits": tuple(limited) if isinstance(logits, tuple) else limited[0]}
 
     def _choices(self, part: ActionPart) -> np.ndarray:
@@ -200,6 +204,9 @@ class _Limits:
         allowed[list(self._forbidden.get(part.name, ()))] = 0
         return allowed
 
-    def _check(self, name: str, is_left: bool) -> None:
+    def _check(self, name: str, allowed: np.ndarray, is_left: bool) -> None:
+        """Refuses limits of an action that leave no choice; ``allowed`` has those of the limits alone."""
         if not is_left:
-            raise BadBody(f"forbidden.{name}, forced and mask leave no choice, expected at least one", field=name)
+            limit = f"{'forced' if name in self._forced else 'forbidden'}.{name}"
+            given = f"{limit} and mask leave" if allowed.any() else f"{limit} leaves"
+            raise BadLimits(f"{given} no choice, expected at least one", field=limit)

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 
 from brayx.actor.actor import is_cancelled
-from brayx.errors import DeadlineExceeded, Overloaded, raised_at
+from brayx.errors import BadLimits, DeadlineExceeded, Overloaded, raised_at
 from brayx.faults import note_of
 from brayx.logs import one_line
 from brayx.metrics import MAX_NOTE, OVERLOADED, Recorder
@@ -48,9 +48,12 @@ class SessionFailures:
     def add(self, agent: str, hook: str, error: BaseException) -> None:
         """Counts an exception of an agent's hook, with a note of its message and place.
 
-        Load is not an error of the hook, but it ends the game too.
+        Load is not an error of the hook, but it ends the game too. Limits of the client's that cannot be kept are
+        neither.
         """
         self._newest = note(agent, hook, error)
+        if isinstance(error, BadLimits):
+            return
         if isinstance(error, LOAD):
             self.fail(OVERLOADED, self._newest)
         else:

@@ -14,7 +14,7 @@ from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.actor.players import SeatedPlayer
-from brayx.errors import BadBody
+from brayx.errors import BadBody, BadLimits
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.metrics import Recorder
@@ -186,7 +186,7 @@ async def test_limits_of_a_served_model_come_with_the_session_and_with_a_tick() 
     forced = await game.tick(forbidden={"go": [2], "dash": [0]}, forced={"steer": [-2], "dash": 0})
     assert forced == {"steer": [-2.0], "dash": 0, "go": 3}
     assert (await game.tick())["go"] == 2, "a tick's limits end with it"
-    with pytest.raises(BadBody, match="leave no choice"):
+    with pytest.raises(BadLimits, match=r"^forbidden\.go leaves no choice"):
         await game.tick(forbidden={"go": [2, 3]})
 
 
@@ -196,11 +196,13 @@ async def test_a_model_that_learns_sees_the_limits_in_its_mask() -> None:
     await game.start(forbidden={"go": [1]})
     await game.tick(mask=[1, 1, 0])
     assert model.seen[-1]["action_mask"].tolist() == [0, 1, 0]
-    with pytest.raises(BadBody, match="leave no choice"):
+    with pytest.raises(BadLimits, match=r"^forbidden\.go and mask leave no choice"):
         await game.tick(mask=[1, 0, 0])
+    with pytest.raises(BadLimits, match=r"^forced\.go and mask leave no choice"):
+        await game.tick(mask=[1, 0, 0], forced={"go": 2})
     without = Game(HYBRID, Fixed(logits=(logits(0, 9), logits(9, 5, 0)), mean=logits(0.5), log_std=logits(0)))
     await without.start()
-    with pytest.raises(BadBody, match=r"forbidden\.dash limits an action .* with \"mask\": true"):
+    with pytest.raises(BadLimits, match=r"forbidden\.dash limits an action .* expected \"mask\": true"):
         await without.tick(forbidden={"dash": [0]})
 
 
@@ -209,12 +211,13 @@ async def test_a_model_that_learns_sees_the_limits_in_its_mask() -> None:
 )
 async def test_a_model_that_learns_may_not_be_forced_to_numbers(contract: Mapping[str, Any]) -> None:
     game = Game(contract, Fixed(mean=logits(0, 0, 0), log_std=logits(0, 0, 0)))
-    with pytest.raises(BadBody, match=r"forced\.steer limits an action while the model learns"):
+    with pytest.raises(BadLimits, match=r"forced\.steer .*: numbers can be forced only while a model is served"):
         await game.start(forced={"steer": [0, 0]})
     game.actor = game.actor._factory()
     await game.start()
-    with pytest.raises(BadBody, match=r"forced\.steer limits an action while the model learns"):
+    with pytest.raises(BadLimits, match=r"forced\.steer .*: numbers can be forced only while a model is served"):
         await game.tick(forced={"steer": [0, 0]})
+    assert not game.recorder.summary(), "a mistake of the game, not of its agent"
 
 
 async def test_a_stop_has_the_result_of_the_seat() -> None:
