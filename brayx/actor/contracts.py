@@ -28,6 +28,8 @@ def contract_of(start: Any, expected: Contract | None) -> Contract:
         BadBody: it is no contract, or it does not fit the expected one; names the fields.
     """
     if expected is None:
+        if isinstance(start, Mapping) and isinstance(start.get("contract"), str):
+            raise BadBody("contract is an id, but no contract is known yet: send all of it", field="contract")
         return Contract.parse(start)
     if isinstance(start, Mapping) and start.get("contract") == expected.id:
         return expected
@@ -44,7 +46,8 @@ def contract_of(start: Any, expected: Contract | None) -> Contract:
         differences.insert(0, f'behaviour is "{contract.behaviour}", expected "{expected.behaviour}"')
     if differences:
         raise BadBody(
-            f"the game's contract does not fit the model's: {'; '.join(differences)}",
+            f"the game's contract does not fit the model's: {'; '.join(differences)}; to train a model for it, add "
+            "--new to `brayx train`, or --set project=NAME",
             differences=differences,
             expected=expected.id,
         )

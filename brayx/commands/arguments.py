@@ -16,7 +16,9 @@ TRUST = "run the code that the checkpoint names, even if it comes from a folder 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     """Adds the path of a job, as ``config``."""
-    parser.add_argument("config", type=job_file, help="the job's YAML, or the name of a shipped one: cartpole.yaml")
+    parser.add_argument(
+        "config", type=job_file, help="the job's YAML, or the name of a shipped one: cartpole.yaml, game.yaml"
+    )
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     add_job(parser)
     add_set(parser)
-    parser.add_argument("--contract", metavar="FILE", help="also print what is built for the contract in this file")
+    parser.add_argument("--contract", metavar="FILE", help="print what is built for the contract in this file instead")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -38,13 +38,11 @@ def run(arguments: argparse.Namespace) -> int:
     check_files(job, opened)
     if len(job.trainers) == 1 and not job.needs_contract:
         check_learning(job, opened)
-    print_result(documented(job), end="")
+    print_result(documented(job) if arguments.contract is None else built(job), end="")
     if job.rollouts:
         from brayx.jobs.environments import lag_notes
 
         for note in lag_notes(job):
             print(f"brayx: note: {note}", file=sys.stderr)
-    if arguments.contract is not None:
-        print_result(built(job), end="")
     print(f"{arguments.config}: ok", file=sys.stderr)
     return 0

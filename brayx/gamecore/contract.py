@@ -266,13 +266,20 @@ def _values(part: ObservationSpec | ActionPart, names: Iterable[str]) -> dict[st
     return {name: list(value) if isinstance(value, tuple) else value for name, value in values.items()}
 
 
+def _known(kind: str) -> tuple[str, ...]:
+    """The fields that a part of this kind may have."""
+    return ("kind", *(_OF_OBSERVATION.get(kind) or _OF_ACTION[kind]))
+
+
 def _differences(group: str, ours: Mapping[str, Any], expected: Mapping[str, Any]) -> Iterator[str]:
     for name, values in expected.items():
         if name not in ours:
-            yield f"{group}.{name} is missing, expected {json.dumps(values)}"
+            known = {key: values[key] for key in _known(values["kind"]) if key in values}
+            yield f"{group}.{name} is missing, expected {json.dumps(known)}"
             continue
-        for key, value in values.items():
-            if ours[name][key] != value:
+        has_kind = ours[name]["kind"] == values["kind"]
+        for key in _known(values["kind"]) if has_kind else ("kind",):
+            if key in values and ours[name][key] != (value := values[key]):
                 yield f"{group}.{name}.{key} is {json.dumps(ours[name][key])}, expected {json.dumps(value)}"
     for name in ours:
         if name not in expected:

@@ -43,7 +43,19 @@ class ObservationValues:
     @property
     def expected(self) -> str:
         """What a value of it is, for a refusal."""
-        return f"{self.spec.kind} of shape {list(self.spec.shape)}"
+        shape = f" of shape {list(self.spec.shape)}" if self.spec.shape else ""
+        match self.spec.kind:
+            case "text":
+                return "a text"
+            case "category":
+                return f"{'whole numbers' if shape else 'a whole number'} {self._range}{shape}"
+            case "entities":
+                return f"up to {self._rows} rows of {self.spec.shape[1]} numbers"
+        return f"numbers{shape}"
+
+    @property
+    def _range(self) -> str:
+        return f"from {self.spec.start} to {self.spec.start + self.spec.size - 1}"
 
     def read(self, value: Any) -> np.ndarray:
         """The array of a value: nested lists, a flat list, an array or its little-endian bytes; of a text also ``str``.
@@ -134,9 +146,7 @@ class ObservationValues:
         if spec.kind == "category":
             inside = (array >= spec.start) & (array < spec.start + spec.size)
             if not inside.all():
-                raise _refused(
-                    self.place, array, inside, f"a whole number from {spec.start} to {spec.start + spec.size - 1}"
-                )
+                raise _refused(self.place, array, inside, f"a whole number {self._range}")
         elif spec.dtype == "float64":  # the model's float32 may not hold it
             with np.errstate(over="ignore"):
                 narrow = array.astype(np.float32)

@@ -56,7 +56,8 @@ def register_best(
     about = f"{played} of trial {trial.name!r} in project {trial.project!r}."
     champion = _champion(name, trial.uri)
     # Rounded like the tags, so that registering the same version again does not lose against itself.
-    stays = champion is not None and _return_of(champion.tags) > _return_of(tags)
+    is_rival = champion is not None and champion.tags.get(CONTRACT_TAG) == tags.get(CONTRACT_TAG)
+    stays = champion is not None and is_rival and _return_of(champion.tags) > _return_of(tags)
     alias = None if stays else "champion"
     last = trial.checkpoints()[-1]
     if onnx is not None:
@@ -67,6 +68,11 @@ def register_best(
         has = significant(last.metrics[BEST_METRIC]) if BEST_METRIC in last.metrics else "too few games"
         played += f" (the best checkpoint; the last, after {last.step:,}, has {has})"
     if champion is None or not stays:
+        if champion is not None and not is_rival:
+            played += (
+                f"; version {champion.version}, the champion before, has another contract, so returns do not compare: "
+                "to keep a champion of each, add --set project=NAME"
+            )
         return new, f"champion: {name} version {new}, {played}"
     return new, (
         f"registered as {name} version {new}, {played}; "

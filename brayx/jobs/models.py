@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from brayx.errors import ConfigError
+from brayx.jobs.document import nearest
 
 if TYPE_CHECKING:
     from torch import nn
@@ -78,7 +79,10 @@ def network_options(config: Mapping[str, Any], model: type[Options]) -> Options 
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, (NETWORK, *first["loc"])))
-        raise ConfigError(f"{place}: {first['msg']}", key=place) from error
+        message = first["msg"]
+        if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
+            message = f"unknown key{nearest(str(first['loc'][0]), model.model_fields)}"
+        raise ConfigError(f"{place}: {message}", key=place) from error
 
 
 def learned_by(name: str, config: Mapping[str, Any]) -> AlgorithmConfig | None:

@@ -79,8 +79,8 @@ def with_contract(job: JobConfig, sources: Mapping[str, WeightSource]) -> JobCon
             )
     if job.needs_contract:
         raise ConfigError(
-            f"{job.file}: contract is null, and no model that is served has one: train the job first, or name a file "
-            "with --set contract=FILE",
+            f"{job.file}: contract is null, and no model that is served has one: train the job first (an "
+            "interrupted training registers no version), or name a file with --set contract=FILE",
             key="contract",
         )
     return job

@@ -131,7 +131,7 @@ def end_reason(config: TrainerConfig, learned: TrainingSummary | None) -> str:
         learned: the learner's summary; None: it was interrupted, and the same command resumes it.
     """
     if learned is None:
-        return "interrupted; the same command resumes this trial"
+        return "interrupted, so no version is registered; the same command resumes this trial"
     over = f"over the last {games_text(learned.return_games)}"
     few = f"fewer than {config.target_games} games (`target_games`) were finished"
     played = f"mean return {significant(learned.return_mean)} {over}" if learned.return_games else few

@@ -38,7 +38,7 @@ REPLACED_TAG = "brayx.replaced."
 CHECKPOINT_TAG = "brayx.checkpoint"
 """Tag of a version: where and when its checkpoint was saved. It identifies the checkpoint without reading its files."""
 
-_ADVICE = "train one with `brayx train CONFIG.yaml`, or `make demo`"
+_ADVICE = "train one to its end with `brayx train CONFIG.yaml`, or `make demo`"
 
 
 @dataclass(frozen=True)

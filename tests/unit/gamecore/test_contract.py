@@ -154,6 +154,18 @@ def test_what_decides_the_network_is_in_the_id_and_named(edit: Edit, difference:
     assert changed.differences(Contract.parse(CHASER))[0].startswith(difference)
 
 
+def test_a_difference_names_only_fields_of_its_kind() -> None:
+    parts = {"side": {"shape": [2]}, "card": {"kind": "category", "size": 3}, "said": {"kind": "text", "size": 8}}
+    contract = {"contract": 1, "observations": parts, "actions": {"go": {"kind": "discrete", "size": 2}}}
+    expected = Contract.parse(contract)
+    other = {"card": {"kind": "text", "size": 3}, "said": {"kind": "text", "size": 9}}
+    assert Contract.parse({**contract, "observations": other}).differences(expected) == [
+        'observations.side is missing, expected {"kind": "vector", "shape": [2], "dtype": "float32"}',
+        'observations.card.kind is "text", expected "category"',
+        "observations.said.size is 9, expected 8",
+    ]
+
+
 def test_the_id_stays_the_same_in_later_versions() -> None:
     """Champions keep it: a change here makes every kept contract a stranger."""
     contract = {"contract": 1, "observations": {"o": {"shape": [2]}}, "actions": {"a": {"kind": "discrete", "size": 2}}}

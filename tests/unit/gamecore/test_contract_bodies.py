@@ -143,6 +143,22 @@ def test_the_json_of_a_game_that_is_written_by_hand() -> None:
     assert bodies("json").encode({"steer": [1, 0], "dash": 2, "jump": 0}) == b'{"steer":[1.0,0.0],"dash":2,"jump":0}'
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("vector", "numbers of shape [3]"),
+        ("camera", "numbers of shape [2, 2, 1]"),
+        ("units", "up to 3 rows of 2 numbers"),
+        ("card", "a whole number from 1 to 52"),
+        ("chat", "a text"),
+    ],
+)
+def test_a_missing_observation_is_described(name: str, expected: str) -> None:
+    with pytest.raises(BadBody) as refused:
+        bodies("json").encode_tick({key: value for key, value in OBS.items() if key != name})
+    assert refused.value.message == f"obs.{name} is missing, expected {expected}"
+
+
 def test_a_reward_that_is_null_is_refused() -> None:
     with pytest.raises(BadBody, match=r"^reward is null, as some languages write NaN"):
         simple().decode(b'{"obs": [0, 1, 2, 3], "reward": null}')

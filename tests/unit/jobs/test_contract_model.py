@@ -188,7 +188,10 @@ def test_a_job_says_contract_options_and_algorithm() -> None:
     assert module.trunk(torch.zeros(1, 6)).shape == (1, 7)
     with pytest.raises(ConfigError, match="'sac' does not learn actions that are discrete"):
         build_model("model", {**job, "trainer": {**trainer, "algorithm": {"name": "sac"}}})
-    for network, message in ({"hiden": [7]}, "network.hiden: "), ({"log_std": 1.0}, "network.log_std is 1.0"):
+    for network, message in (
+        ({"hiden": [7]}, "network.hiden: unknown key; nearest is 'hidden'"),
+        ({"log_std": 1.0}, "network.log_std is 1.0"),
+    ):
         with pytest.raises(ConfigError, match=message):
             build_model("model", {**job, "network": network})
     small = contract_of({"eye": OBSERVATIONS["first"]}, {"gear": GEAR}).as_dict()

@@ -16,6 +16,7 @@ from brayx.commands import cli
 from brayx.engines.base import save_weights
 from brayx.errors import ModelNotFound
 from brayx.jobs.config import JobConfig
+from brayx.jobs.contracts import CONTRACT_TAG
 from brayx.jobs.result import TrainResult, end_reason, promote
 from brayx.model.build import build_model
 from brayx.tracking import Trial, files_of, find
@@ -57,7 +58,7 @@ def ended(reason, mean, games):
             "num_steps 1,000,000 reached: fewer than 7 games (`target_games`) were finished",
         ),
         (ended("stream_ended", -3.0, 40), "no more transitions to learn from: mean return -3 over the last 40 games"),
-        (None, "interrupted; the same command resumes this trial"),
+        (None, "interrupted, so no version is registered; the same command resumes this trial"),
     ],
     ids=["target", "steps", "few games", "stream", "interrupted"],
 )  # fmt: skip
@@ -108,8 +109,10 @@ def trained(job, tmp_path, tracking_db, monkeypatch):
     save_weights(folder / "weights.npz", {"net.weight": np.ones((2, 2), np.float32), "net.bias": np.ones(2, "f")})
     (folder / "meta.json").write_text(json.dumps({"counters": {"policy_version": 3}}))
 
-    def train(episode_return, say=lambda line: None):
+    def train(episode_return, say=lambda line: None, contract=None):
         trial = Trial.open("p", "t", tracking_db, resume=False)
+        if contract is not None:
+            trial.set_tag(CONTRACT_TAG, contract)
         trial.save_checkpoint(
             folder, 100, {} if episode_return is None else {"episode_return": episode_return, "games": 30}
         )
@@ -272,6 +275,17 @@ def test_a_better_champion_stays_until_the_alias_is_moved(trained, tracking_db):
     command, *words = shlex.split(instruction.removeprefix("to make version 2 champion: "))
     assert (command, cli.main(words)) == ("brayx", 0)
     assert champion(tracking_db) == 2
+
+
+def test_a_champion_for_another_contract_is_no_rival(trained, tracking_db):
+    trained(50.0, contract="sha256:1")
+    assert trained(49.0, contract="sha256:1")[1].startswith("registered as p version 2")
+    version, outcome = trained(1.0, contract="sha256:2")
+    assert (version, champion(tracking_db)) == (3, 3)
+    assert outcome == (
+        "champion: p version 3, mean return 1 over 30 games after 100 env steps; version 1, the champion before, has "
+        "another contract, so returns do not compare: to keep a champion of each, add --set project=NAME"
+    )
 
 
 @pytest.mark.parametrize("tag", [None, "good", "nan"])
