@@ -7,6 +7,7 @@ So no reply is lost, and no client has to try again. Knows nothing of learning.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 import time
@@ -76,7 +77,8 @@ class Lobby:
     def __exit__(self, *_: object) -> None:
         self.games.stop()
         self._has_ended = True
-        self.admit()
+        with contextlib.suppress(RuntimeError):  # the training has closed the doors
+            self.admit()
         self.doors.close(_END_S)
 
     def wait(self) -> JobConfig:
