@@ -1,4 +1,4 @@
-"""Parsers of command lines, whose errors begin with ``brayx: `` like every other error of brayx; and their results."""
+"""Parsers of command lines, whose errors begin with ``brayx: `` like all errors of brayx; and what commands print."""
 
 from __future__ import annotations
 
@@ -42,6 +42,11 @@ class Parser(argparse.ArgumentParser):
         """Prints the usage, which names the command, and the error; exits with 2."""
         self.print_usage(sys.stderr)
         self.exit(2, f"brayx: {message}\n")
+
+
+def say(line: str) -> None:
+    """Prints a line for the person who runs the command, on standard error."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def boolean(text: str) -> bool:

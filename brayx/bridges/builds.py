@@ -10,15 +10,12 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from brayx.errors import ConfigError
+from brayx.restarts import RestartTimes
 
-_FIRST_RESTART_S = 0.5
-_LAST_RESTART_S = 15.0
-_LIVED_S = 30.0
-"""A build that ran for this long starts again at once, as if it had never failed."""
 _END_S = 3.0
 
 
@@ -26,9 +23,7 @@ _END_S = 3.0
 class _Build:
     words: list[str]
     process: subprocess.Popen[bytes] | None = None
-    started_at: float = 0.0
-    restart_at: float = 0.0
-    backoff_s: float = _FIRST_RESTART_S
+    times: RestartTimes = field(default_factory=RestartTimes)
 
 
 def words_of(command: str) -> list[str]:
@@ -87,16 +82,14 @@ class Builds:
         now = time.monotonic()
         for index, build in enumerate(self._builds):
             if build.process is None:
-                if now >= build.restart_at:
+                if now >= build.times.restart_at:
                     self._start(build)
             elif (status := build.process.poll()) is not None:
                 build.process = None
-                lived_s = now - build.started_at
-                build.backoff_s = _FIRST_RESTART_S if lived_s > _LIVED_S else min(_LAST_RESTART_S, 2 * build.backoff_s)
-                build.restart_at = now + build.backoff_s
+                lived_s = build.times.ended(now)
                 self._say(
                     f"build {index} ended with {_status(status)} after {lived_s:.0f} s; it starts again in "
-                    f"{build.backoff_s:g} s"
+                    f"{build.times.pause_s:g} s"
                 )
 
     def _start(self, build: _Build) -> None:
@@ -106,7 +99,7 @@ class Builds:
             raise ConfigError(
                 f"the build {build.words[0]!r} cannot be started: {error.strerror}; expected the path of an executable"
             ) from None
-        build.started_at = time.monotonic()
+        build.times.started()
 
 
 def _status(status: int) -> str:

@@ -27,7 +27,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from brayx.command_line import Parser, Switch, count
+from brayx.command_line import Parser, Switch, count, say
 from brayx.commands.presets import PRESETS, preset_for
 from brayx.errors import BrayxError, ConfigError
 from brayx.metrics.totals import mean_return
@@ -239,7 +239,7 @@ def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrain
                     clerk.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
                 raise
             if result.reason == "stopped" and result.updates:
-                wait_to_save(clerk.opened, lambda line: print(line, file=sys.stderr, flush=True))
+                wait_to_save(clerk.opened, say)
             trial = clerk.close("KILLED" if result.reason == "stopped" else "FINISHED")
         finally:
             clerk.end()

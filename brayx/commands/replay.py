@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from brayx.command_line import SWITCH, count, print_result
+from brayx.command_line import SWITCH, count, print_result, say
 from brayx.commands.arguments import RECORDINGS, SESSION, add_tracking, add_trust
 from brayx.errors import ConfigError
 from brayx.jobs.shipped import job_file
@@ -137,7 +137,7 @@ def _resimulate(arguments: argparse.Namespace, uri: str) -> int:
         model=arguments.component or "",
         folder=arguments.out,
         timeout_s=arguments.timeout_s,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
+        say=say,
     )
     print_result(json.dumps(result.as_dict()) if arguments.json else result)
     return 0

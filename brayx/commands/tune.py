@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import sys
+
+from brayx.command_line import say
 
 HELP = "search options of a training: many trials, one table"
 _OLD_FLAGS = {
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
         project=arguments.project,
         tracking=arguments.tracking,
         cluster=arguments.cluster,
-        say=lambda line: print(line, file=sys.stderr, flush=True),
+        say=say,
     )
     print(table(result.trials, result.steps))
     print(

@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from brayx import clock
@@ -24,10 +24,9 @@ from brayx.errors import ConfigError, StartupError
 from brayx.gamecore.doors import DOORS
 from brayx.jobs.guard import GamecoreGuard
 from brayx.jobs.output import Output
+from brayx.restarts import RestartTimes
 from brayx.temporary import output_folder
 
-_FIRST_RESTART_S = 0.5
-_LAST_RESTART_S = 15.0
 _LONGEST_LINE = 500
 _LOOK_S = 0.2
 _MOST_ERRORS = 100
@@ -39,10 +38,8 @@ class _GameProcess:
     argv: list[str]
     output: Output
     process: subprocess.Popen[bytes] | None = None
-    started_at: float = 0.0
+    times: RestartTimes = field(default_factory=RestartTimes)
     held_s: float = 0.0
-    restart_at: float = 0.0
-    backoff_s: float = _FIRST_RESTART_S
     has_failed: bool = False
 
 
@@ -155,7 +152,8 @@ class Gamecores:
     def _start(self, game: _GameProcess) -> None:
         output = game.output.begin()
         game.process = self._guard.start(game.argv, folder=self._folder, stdout=output, stderr=output)
-        game.started_at, game.held_s = time.monotonic(), clock.held_s()
+        game.times.started()
+        game.held_s = clock.held_s()
 
     def _watch(self) -> None:
         while not self._stopping.wait(_LOOK_S):
@@ -165,7 +163,7 @@ class Gamecores:
             for game in self._games if not clock.is_held() else ():
                 if game.process is not None and game.process.poll() is not None:
                     self._ended(game, now)
-                elif game.process is None and now >= game.restart_at:
+                elif game.process is None and now >= game.times.restart_at:
                     self._restart(game, now)
 
     def _restart(self, game: _GameProcess, now: float) -> None:
@@ -174,7 +172,7 @@ class Gamecores:
             self._start(game)
         except StartupError as error:
             self._fail(error.message, error.message)
-            game.restart_at = now + _LAST_RESTART_S
+            game.times.not_started(now)
 
     def _read(self, game: _GameProcess) -> None:
         self.messages.extend(line[:_LONGEST_LINE] for line in game.output.newest())
@@ -188,17 +186,12 @@ class Gamecores:
             self._say("\n".join([f"{line}; its last lines:", *last] if last else [line]))
 
     def _ended(self, game: _GameProcess, now: float) -> None:
-        """A game that ran for a while starts again at once; one that keeps dying waits longer each time.
-
-        A game that gives up while a debugger's prompt stops the door does not count as a failure.
-        """
+        """A game that gives up while a debugger's prompt stops the door does not count as a failure."""
         assert game.process is not None
         _signal(game, signal.SIGKILL)  # its children must not keep playing next to its successor
         self._guard.forget(game.process)
         self._read(game)
-        lived_s = now - game.started_at
-        game.backoff_s = _FIRST_RESTART_S if lived_s > 30.0 else min(_LAST_RESTART_S, game.backoff_s * 2)
-        game.restart_at = now + game.backoff_s
+        lived_s = game.times.ended(now)
         error, last = game.output.said()
         line = f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s"
         line += f"; it said: {error[:_LONGEST_LINE]}; its whole output: {game.output.path}" if error else ""

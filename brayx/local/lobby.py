@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from brayx.actor.actor import Actor
 from brayx.actor.contracts import contract_of
 from brayx.actor.host import LocalHost
 from brayx.actor.serving import Runtime
+from brayx.command_line import say
 from brayx.errors import Overloaded, ServiceFull, StartupError
 from brayx.gamecore.contract import Contract
 from brayx.jobs.config import JobConfig
@@ -59,7 +59,7 @@ class Lobby:
         self._bound: Runtime | None = None
         self._on_hold: Callable[[], None] = lambda: None
         self._runtime = Runtime(self._make_actor, self._recorder, self._describe, admit=self._admit)
-        self.say: Callable[[str], None] = _say
+        self.say: Callable[[str], None] = say
         self.doors = LocalHost(self._config, self._runtime, name=actor, on_hold=lambda: self._on_hold())
 
     def __enter__(self) -> Self:
@@ -140,7 +140,3 @@ class Lobby:
 
     def _failed(self, line: str) -> None:
         self._recorder.add("gamecores_failed", 1.0, note=one_line(line))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)

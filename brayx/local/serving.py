@@ -10,7 +10,6 @@ import contextlib
 import functools
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
@@ -20,6 +19,7 @@ from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.doors.ports import on_loopback
 from brayx.actor.host import LocalHost
 from brayx.actor.serving import Runtime
+from brayx.command_line import say
 from brayx.console.job import ConsoleJob, console_keys, open_console, served_facts
 from brayx.console.live import LiveSessions
 from brayx.gamecore.auth import Keys
@@ -214,26 +214,26 @@ def serve(
     """
     console_keys(job)
     with (
-        Serving(job, uri, actor=actor, models=models, trial=trial, say=_say) as serving,
-        serving.console(_say),
+        Serving(job, uri, actor=actor, models=models, trial=trial, say=say) as serving,
+        serving.console(say),
         _signals() as stopped,
     ):
-        _say(f"actor {serving.actor!r} of project {job.project!r} is served:")
+        say(f"actor {serving.actor!r} of project {job.project!r} is served:")
         for door, url in serving.urls.items():
-            _say(f"  {door:<4}  {url}")
+            say(f"  {door:<4}  {url}")
         if serving.is_open:
-            _say("any machine that reaches these doors may play: require keys, see `brayx keys new`")
+            say("any machine that reaches these doors may play: require keys, see `brayx keys new`")
         if serving.config.num_workers > 1:
-            _say(f"{serving.actor}.num_workers is {serving.config.num_workers}: replicas need Ray, see `serve run`")
+            say(f"{serving.actor}.num_workers is {serving.config.num_workers}: replicas need Ray, see `serve run`")
         shown: dict[str, list[str]] = {}
         while not stopped.is_set():
             if shown != (shown := serving.registered):
                 acting = {name: " or ".join(versions) or "weights as built" for name, versions in shown.items()}
-                _say("; ".join(f"{name} acts with {what}" for name, what in acting.items()))
+                say("; ".join(f"{name} acts with {what}" for name, what in acting.items()))
             stopped.wait(_RECORD_S)
-        _say(f"ending: sessions have {serving.config.drain_timeout_s:g} s to finish; Ctrl-C ends them now")
+        say(f"ending: sessions have {serving.config.drain_timeout_s:g} s to finish; Ctrl-C ends them now")
         if not serving.drain(serving.config.drain_timeout_s):
-            _say("some sessions had not finished")
+            say("some sessions had not finished")
 
 
 @contextlib.contextmanager
@@ -260,7 +260,3 @@ def _signals() -> Iterator[threading.Event]:
 
 def _say_of(name: str, say: Callable[[str], None], line: str) -> None:
     say(f"{name!r}: {line}")
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
