@@ -219,14 +219,19 @@ def test_a_tick_is_written_in_time_and_a_killed_writer_is_started_again(tmp_path
     (tmp_path / ".unfinished-of-a-killed-one.parquet").write_bytes(b"PAR1")
     os.kill(writer_of(tmp_path), signal.SIGKILL)
 
+    sent = itertools.count(1)
+
     def again() -> bool:
-        play(recorder, "after", 5)
-        return any(episode.session == "after" for episode in open_recordings(str(tmp_path)))
+        play(recorder, f"after{next(sent)}", 5)
+        return any(episode.session != "before" for episode in open_recordings(str(tmp_path)))
 
     until(again, "another process writes", WAIT_S)
     recorder.close(60.0)
-    assert {episode.session for episode in open_recordings(str(tmp_path))} == {"before", "after"}
-    assert metrics.summary()["recording_lost.writer"] >= 5
+    written = [episode.session for episode in open_recordings(str(tmp_path))]
+    assert "before" in written
+    # Whether ticks or the recorder's idle message find the dead writer is chance: then none are lost.
+    lost = metrics.summary().get("recording_lost.writer", 0)
+    assert 5 * (len(written) - 1) + lost == 5 * (next(sent) - 1)
     assert recorder.open("late", b"") is None
 
 
