@@ -11,46 +11,55 @@ import psutil
 import pytest
 
 from tests.memory import MIB, Course, MemoryWatch
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 WORK = """
 import time
 held = [bytearray(b"x" * 2**20) for _ in range(30)]
+print("holds it", flush=True)
 while True:
     {work}
     time.sleep(0.02)
 """
 LEAKING = "held.append(bytearray(b'x' * 2**18))"
 FORGETTING = "held.append(open('/dev/null'))"
+SAMPLES = 30
 STEADY = "held[0] = bytearray(b'x' * 2**20)"
 
 
 @contextlib.contextmanager
 def process(work: str) -> Iterator[psutil.Process]:
-    child = subprocess.Popen([sys.executable, "-c", WORK.format(work=work)])
+    child = subprocess.Popen([sys.executable, "-c", WORK.format(work=work)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
     try:
+        child.stdout.readline()  # its start is growth, too
         yield psutil.Process(child.pid)
     finally:
         child.kill()
-        child.wait(10)
+        child.communicate(timeout=WAIT_S)
+
+
+def growing(watch: MemoryWatch) -> list[str]:
+    """What grows; empty: there are few samples yet. Either process may pause at any time, so tests wait for growth."""
+    if any(len(course.samples) < SAMPLES for course in (*watch.courses, watch.together)):
+        return []
+    return watch.growing(0.0, mib=2.0, share=0.02, descriptors=5.0)
 
 
 def test_a_leaking_process_is_reported_and_a_steady_one_is_not() -> None:
     with process(LEAKING) as leaking, process(STEADY) as steady:
         with MemoryWatch(lambda: [leaking, steady], every_s=0.05) as watch:
-            until(lambda: len(watch.courses) == 2 and all(len(course.samples) >= 60 for course in watch.courses))
-        warm_up_s = watch.courses[0].samples[30][0]
-        lines = watch.growing(warm_up_s, mib=2.0, share=0.02, descriptors=5.0)
-    assert [line.split()[0] for line in lines] == [f"{leaking.pid}", "all"], watch.table(warm_up_s)
+            until(lambda: len(growing(watch)) >= 2, "the leak and the total are seen")
+        lines = growing(watch)
+    assert [line.split()[0] for line in lines] == [f"{leaking.pid}", "all"], watch.table(0.0)
 
 
 def test_leaked_descriptors_are_reported() -> None:
     with process(FORGETTING) as forgetting:
         with MemoryWatch(lambda: [forgetting], every_s=0.05) as watch:
-            until(lambda: bool(watch.courses) and len(watch.courses[0].samples) >= 60)
-        warm_up_s = watch.courses[0].samples[30][0]
-        lines = watch.growing(warm_up_s, mib=2.0, share=0.02, descriptors=5.0)
-    assert len(lines) == 1, watch.table(warm_up_s)
+            until(lambda: growing(watch), "the leak is seen")
+        lines = growing(watch)
+    assert len(lines) == 1, watch.table(0.0)
     assert lines[0].startswith(f"{forgetting.pid} ")
     assert "descriptors" in lines[0]
 

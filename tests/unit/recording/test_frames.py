@@ -224,7 +224,9 @@ def test_a_killed_writer_leaves_videos_that_can_be_read(tmp_path: Path) -> None:
     (episode,) = recordings
     assert episode.frames == len(episode) > 0
     assert recordings.table()["frames"].tolist() == [episode.frames]
-    assert all(is_close(frame, image(number)) for number, frame in enumerate(episode.images()))
+    # Ticks may be missing: the recorder restarts a writer that it finds dead before the last ones.
+    numbers_read = episode.read().number.tolist()
+    assert all(is_close(frame, image(n)) for n, frame in zip(numbers_read, episode.images(), strict=True))
 
 
 def test_without_av_the_recorder_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

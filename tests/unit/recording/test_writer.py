@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from brayx.actor.agent import State
@@ -182,6 +183,7 @@ def test_a_writer_that_is_killed_in_the_middle_of_a_chunk_leaves_readable_files(
 
         def stopped_within_a_chunk() -> bool:
             os.kill(child.pid, signal.SIGSTOP)
+            until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED, "it has stopped", WAIT_S)
             if list(tmp_path.glob(".unfinished*")):
                 return True
             os.kill(child.pid, signal.SIGCONT)
