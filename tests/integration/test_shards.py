@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import threading
-import time
 import uuid
 from collections import Counter
 
@@ -330,7 +329,7 @@ def test_a_hung_shard_does_not_block_the_others(ray_cluster):
             reader.start()
             until(lambda: sorted(got) == [0, 1, 2], "those of the others, though one was silent from the start", 25)
             for number in range(3, 13):
-                ray.get(buffer.shards[0].actor.push.remote([columns(2, number)], False, 5.0))
+                ray.get(buffer.shards[0].actor.push.remote([columns(2, number)], False, 60.0))
             until(lambda: sorted(got) == list(range(13)), "those that followed", 25)
         finally:
             os.kill(hung, signal.SIGCONT)
@@ -366,6 +365,12 @@ def test_a_push_goes_on_to_the_next_shard_when_the_first_is_full_or_dead(ray_clu
         assert buffer.stats()["pushed"] == WHOLE
 
 
+def have_come(stream):
+    """Whether each shard's next batch is here, as the reader that is suspended in the stream will find."""
+    lanes = stream._items.gi_frame.f_locals["lanes"]
+    return all(lane.batch is not None or ray.wait([lane.coming], timeout=0)[0] for lane in lanes)
+
+
 def test_several_buffers_are_mixed_by_weight_without_waiting_for_an_empty_one(ray_cluster):
     with running(size=100, max_in_flight=4) as games, running(size=100) as records:
         for _ in range(30):
@@ -376,8 +381,7 @@ def test_several_buffers_are_mixed_by_weight_without_waiting_for_an_empty_one(ra
         for batch in stream:
             stream.took()
             counts[float(batch["reward"][0, 0])] += 1
-            assert games.stats()["pushed"] == records.stats()["pushed"]  # answered after the next batch is sent
-            time.sleep(0.05)  # until both have come
+            until(lambda: have_come(stream), "a batch of each, since one that has none is not waited for")
             if counts.total() == 24:
                 break
         assert 15 <= counts[1] <= 21
@@ -399,7 +403,13 @@ def test_priorities_reach_the_shard_of_their_batch(ray_cluster):
             batch = next(stream)
             stream.took()
             stream.update_priorities(batch["index"], np.where(batch["reward"][:, 0] == 5, 1e6, 0.0))
-        until(lambda: set(next(stream)["reward"][:, 0].tolist()) == {5.0} and (stream.took() or True), "priorities")
+
+        def has_high_priorities_only():
+            batch = next(stream)
+            stream.took()  # otherwise the shards soon send no more
+            return set(batch["reward"][:, 0].tolist()) == {5.0}
+
+        until(has_high_priorities_only, "priorities")
         assert buffer.stats()["stale"] == 0
         stream.close()
         origins = [shard.actor.__ray_call__.remote(lambda self: self._buffer.table._origin) for shard in buffer.shards]

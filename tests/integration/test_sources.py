@@ -28,6 +28,8 @@ from brayx.jobs.training import JobTraining
 from brayx.replay.config import BufferConfig
 from tests.waiting import until
 
+WAIT_S = 60.0
+
 JOB = """
 project: p
 trial: t
@@ -88,7 +90,7 @@ def test_everything_arrives_in_order_although_the_buffer_is_small(
             seen.extend(batch["reward"][:, 0].tolist())
             if len(seen) == 16:
                 break
-        assert sources.join(10.0)
+        assert sources.join(WAIT_S)
     assert seen == [float(value) for _ in range(2) for value in range(8)]
     assert sources.fed == {"data": 16}
     assert not sources.errors
@@ -101,7 +103,7 @@ def test_a_failing_source_is_reported(
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "rest_data", raising=False)
     with Sources(job(tmp_path, function), {"buffer": buffer}) as sources:
-        assert sources.join(10.0)
+        assert sources.join(WAIT_S)
     (error,) = sources.errors
     assert isinstance(error, ConfigError)
     assert said in error.message
@@ -125,7 +127,7 @@ def test_a_source_outlives_the_process_of_its_buffer(
             seen.extend(batch["reward"][:, 0].tolist())
             if len(seen) == 12:
                 break
-        assert sources.join(10.0)
+        assert sources.join(WAIT_S)
     assert seen == [4.0, 5.0, 6.0, 7.0, *map(float, range(8))], "all but the four lost with it, once each"
     assert sources.fed == {"data": 16}
     assert not sources.errors
@@ -137,7 +139,7 @@ def test_a_lost_buffer_is_reported_in_one_line(tmp_path: Path, buffer: Any, monk
     with Sources(job(tmp_path, "good"), {"buffer": buffer}) as sources:
         until(lambda: sources.fed["data"] >= 4, timeout_s=60)  # full: it waits for room
         buffer.shards.kill()
-        assert sources.join(20.0)
+        assert sources.join(WAIT_S)
     (error,) = sources.errors
     assert isinstance(error, ReplayError)
     assert error.message.startswith("source 'data': buffer 'sources-")

@@ -169,7 +169,8 @@ def test_in_process_to_the_end_with_hooks_and_an_evaluation_buffer(job, tmp_path
     assert job.newest() == summary.policy_version == 21
     (checkpoint,) = job.trial.checkpoints()
     assert checkpoint.step == 20 * STEPS
-    until(lambda: ray.get(job.hub.snapshot.remote())["env_steps"] >= 20 * STEPS, timeout_s=120)  # twice a second
+    assert job.numbers.flush(60), "the learner's last numbers are in the hub"
+    until(lambda: ray.get(job.hub.snapshot.remote()).get("env_steps", 0) >= 20 * STEPS, "the buffer's are, too")
     snapshot = ray.get(job.hub.snapshot.remote())
     assert snapshot["policy_version"] == 21
     assert {"loss", "entropy", "update_seconds.p50", "lag_versions", "learner_wait_fraction"} <= snapshot.keys()

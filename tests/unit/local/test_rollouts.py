@@ -143,7 +143,7 @@ def test_several_workers_take_turns_in_the_thread_and_play_other_episodes(tmp_pa
 def test_what_is_refused_of_a_blocking_rollout_it_collects_again_with_the_same_version(tmp_path):
     made = Job(tmp_path, mode="blocking", func="odd")
     with made.rollout():
-        until(lambda: made.name in sys.modules, "its environments are there")
+        until(lambda: hasattr(sys.modules.get(made.name), "odd"), "the module of its environments is loaded")
         made.code.trips.append("nan")
         made.publish()
         assert set(made.take()["policy_version"][:, :-1].flat) == {1}
@@ -203,6 +203,7 @@ def test_a_fragment_that_hangs_is_an_error_and_is_not_waited_for(tmp_path):
         assert "rollout 'games'" in rollout.error.message
         rollout.stop(0.1)
         made.code.hold.set()
+        until(lambda: not rollout._thread.is_alive(), "it ends, so that it is not counted again")
     assert made.sink.summary()["rollout_steps_lost.stopped"] == ENVS * T
 
 

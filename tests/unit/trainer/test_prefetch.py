@@ -58,7 +58,7 @@ def test_without_depth_nothing_is_prefetched_and_there_is_no_thread():
         assert source.taken == 0
         next(stream)
         assert source.taken == 1
-        assert "brayx-prefetch" not in {thread.name for thread in threading.enumerate()}
+        assert stream._thread is None
 
 
 @pytest.mark.parametrize("depth", [1, 3])
