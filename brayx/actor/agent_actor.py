@@ -150,9 +150,9 @@ class AgentActor(Actor):
 
     async def start(self, session: str, body: bytes) -> bytes:
         factory = self._factory
-        self._codec = codec = factory.codec.opened(body)
-        state = State(session, kind="start", input=codec.decode_start(body), output=codec.empty())
-        self._session, self._start = session, body
+        codec, start = factory.codec.opened(body)
+        state = State(session, kind="start", input=start, output=codec.empty())
+        self._session, self._start, self._codec = session, body, codec
         self._player = player = await self._seated(state)
         self._request = player.request or self._request  # in case the session moves
         self._delay = Delay(player.delay) if player.delay else None

@@ -29,17 +29,13 @@ class Codec:
     tick_input: Callable[[], Message] | None = None
     tick_output: Callable[[], Message] | None = None
 
-    def opened(self, start: bytes) -> Codec:
-        """The codec of a session whose start has this body.
+    def opened(self, start: bytes) -> tuple[Codec, Any]:
+        """The codec of a session whose start has this body, and the parsed body.
 
         Raises:
-            BadBody: the session cannot start with it.
+            BadBody: as for `decode`, or the session cannot start with it.
         """
-        return self
-
-    def decode_start(self, body: bytes) -> Any:
-        """Parses a start's body; errors as for `decode`."""
-        return self.decode(body)
+        return self, self.decode(start)
 
     def decode_stop(self, body: bytes) -> Any:
         """Parses a stop's body; errors as for `decode`."""

@@ -16,8 +16,7 @@ import numpy as np
 
 from brayx.actions import MASKED, greedy, log_prob, sample
 from brayx.actor.agent import Agent, State, forward, pinned, push, record
-from brayx.actor.contracts import contract_of
-from brayx.errors import BadLimits
+from brayx.errors import BadBody, BadLimits
 from brayx.gamecore.contract import ActionPart, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.contract_ticks import Tick
@@ -40,8 +39,10 @@ class ContractAgent(Agent):
         self.model = options.get("model", "model")
         self.buffer = options.get("buffer", "buffer")
         self.explores = config["mode"] == "train"
-        self.contract = contract_of(state.input, Contract.parse(config["contract"]))
-        self.limits = _Limits(self.contract, *ContractBodies(self.contract).limits(state.input))
+        if state.input is None:
+            raise BadBody("a game with a contract has sessions, not stateless calls: send a start with its contract")
+        self.contract: Contract = state.input["contract"]
+        self.limits = ActionLimits(self.contract, *ContractBodies(self.contract).limits(state.input))
         if self.explores:
             self.limits.check_learnable()
         self.rng = np.random.default_rng([config["seed"], *state.session.encode()])
@@ -116,7 +117,7 @@ def _batched(output: Any) -> Any:
     return tuple(head[None] for head in output) if isinstance(output, tuple | list) else np.asarray(output)[None]
 
 
-class _Limits:
+class ActionLimits:
     """A designer's limits: choices that the agent may not take, and actions that it must.
 
     Args:
@@ -132,7 +133,7 @@ class _Limits:
         self.numbers = {part.name: forced[part.name] for part in contract.continuous if part.name in forced}
         self._allowed = [self._choices(part) for part in contract.discrete] if forbidden or forced else []
 
-    def with_tick(self, tick: Tick) -> _Limits:
+    def with_tick(self, tick: Tick) -> ActionLimits:
         """These limits and those of a tick, whose forced actions come first."""
         if not tick.forbidden and not tick.forced:
             return self
@@ -140,7 +141,7 @@ class _Limits:
             name: (*self._forbidden.get(name, ()), *tick.forbidden.get(name, ()))
             for name in (*self._forbidden, *tick.forbidden)
         }
-        return _Limits(self._contract, forbidden, {**self._forced, **tick.forced})
+        return ActionLimits(self._contract, forbidden, {**self._forced, **tick.forced})
 
     def observed(self, obs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The observation of a model that learns: the limits are in its mask, so that it knows which actions it had.

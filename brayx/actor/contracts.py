@@ -69,13 +69,11 @@ class ContractCodec(Codec):
     def _bodies(self) -> ContractBodies:
         return ContractBodies(self.contract)
 
-    def opened(self, start: bytes) -> ContractCodec:
-        """See `Codec.opened`."""
-        return ContractCodec(contract=contract_of(self.decode_start(start), self.contract))
-
-    def decode_start(self, body: bytes) -> Any:
-        """See `Codec.decode_start`. A start is JSON in every encoding."""
-        return parse_json(body) if body else None
+    def opened(self, start: bytes) -> tuple[ContractCodec, Any]:
+        """See `Codec.opened`. A start is JSON in every encoding; in the parsed one, ``contract`` is the `Contract`."""
+        document: Any = parse_json(start) if start else None
+        contract = contract_of(document, self.contract)
+        return ContractCodec(contract=contract), {**document, "contract": contract}
 
     def started(self, output: Any) -> bytes:
         """See `Codec.started`."""

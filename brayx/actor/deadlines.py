@@ -246,7 +246,7 @@ class Sweeper:
                 if session.began < now - config.tick_timeout_s and not session.timed_out:
                     session.timed_out = True
                     task.cancel()
-            elif session.inbox or session.ended:
+            elif session.inbox or session.ended or session.is_held:
                 continue
             elif (
                 session.left_at

@@ -8,7 +8,7 @@ from typing import Any
 
 from brayx.errors import BadBody, BrayxError, OutOfSequence
 from brayx.gamecore.browser import Cors, Hosts
-from brayx.gamecore.protocol import StepRequest
+from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.base import SESSION_KEEPING
 from brayx.logs import limited
 
@@ -61,7 +61,7 @@ class Service:
         raise NotImplementedError
 
     async def step(self, request: StepRequest, *, let_in: bool = False) -> bytes:
-        """`submit` as a coroutine. Cancelling it cancels the wait, not the request.
+        """`submit` as a coroutine. Cancelling it cancels the wait, not the request, except for a start, see `withdraw`.
 
         Raises:
             BrayxError: the typed error that the client gets.
@@ -72,6 +72,10 @@ class Service:
             return await waiter
         except BrayxError as error:
             self.refused(error)
+            raise
+        except asyncio.CancelledError:
+            if request.kind is StepKind.START and waiter.cancelled():
+                self.withdraw(request.session, request.holder)
             raise
 
     def lets_in(self, request: StepRequest) -> bool:
@@ -93,6 +97,9 @@ class Service:
         (``for_good``). Does nothing if ``holder`` no longer holds the session.
         """
         raise NotImplementedError
+
+    def withdraw(self, session: str, holder: str = "") -> None:
+        """The client of a start is gone before its reply: ends the session if its start still waits for admission."""
 
     def refused(self, error: BrayxError) -> None:
         """Counts an error that a client gets. The door that sends it calls this."""

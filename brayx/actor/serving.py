@@ -38,15 +38,15 @@ class Runtime:
         recorder: recorder of the process.
         describe: JSON values for the status page, such as the policy version.
         close: coroutine functions that end what the actors use, in order, once the sessions have ended.
-        admit: awaited with the body of each start before its actor is made, and may refuse the start. It has a deadline
-            of its own. None: starts go straight to the actor.
+        admit: awaited with each start before its actor is made, and may refuse the start. It has a deadline of its own.
+            None: starts go straight to the actor.
     """
 
     make_actor: Callable[[], Actor]
     recorder: Recorder = field(default_factory=Recorder)
     describe: Callable[[], dict[str, Any]] = dict
     close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
-    admit: Callable[[bytes], Awaitable[None]] | None = None
+    admit: Callable[[StepRequest], Awaitable[None]] | None = None
 
 
 class ActorService(Service):
@@ -122,6 +122,10 @@ class ActorService(Service):
     async def disconnect(self, session: str, holder: str = "", *, for_good: bool = False) -> None:
         """See `Service.disconnect`."""
         await self.table.disconnect(session, holder, for_good=for_good)
+
+    def withdraw(self, session: str, holder: str = "") -> None:
+        """See `Service.withdraw`."""
+        self.table.withdraw(session, holder)
 
     def status(self) -> dict[str, Any]:
         """Values of the status page."""

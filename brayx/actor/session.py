@@ -101,6 +101,7 @@ class Session:
         left_at: when the holder's connection broke; 0: it has not.
         ended: why it ended; empty: it runs.
         ticks: number of ticks answered.
+        is_held: its start waits for admission, and it is not idle.
         seq: number of the next numbered tick.
         kept: reply to the previous numbered tick; a repeat gets it.
         skipped: number of ticks dropped from the inbox that the actor does not know of yet.
@@ -128,6 +129,7 @@ class Session:
         self.last_seen = _now()
         self.left_at = 0.0
         self.ended = ""
+        self.is_held = False
         self.ticks = 0
         self.seq = 0
         self.kept: bytes | None = None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import math
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
@@ -65,7 +64,7 @@ class SessionTable(Service):
         recorder: Recorder | None = None,
         ownership: Ownership | None = None,
         max_waiting: int = MAX_WAITING,
-        admit: Callable[[bytes], Awaitable[None]] | None = None,
+        admit: Callable[[StepRequest], Awaitable[None]] | None = None,
     ) -> None:
         self.recorder: Recorder = recorder if recorder is not None else Recorder()
         self._make_actor = make_actor
@@ -135,6 +134,14 @@ class SessionTable(Service):
             left.left_at = clock.now()
         else:
             left.end("disconnect")
+
+    def withdraw(self, session: str, holder: str = "") -> None:
+        """See `Service.withdraw`."""
+        held = self._sessions.get(session)
+        if held is not None and held.is_held and held.holder == holder:
+            held.ended = "disconnect"
+            self._forget(held)  # now, so that the client's next start may have the id
+            self._living[held].cancel()
 
     def submit(self, request: StepRequest, reply: Reply, *, let_in: bool = False) -> None:
         """See `Service.submit`."""
@@ -257,8 +264,9 @@ class SessionTable(Service):
             return False
         try:
             if self._admit is not None:
-                session.last_seen = math.inf  # it is not idle while it waits
-                await self._admit(request.body)
+                session.is_held = True
+                await self._admit(request)
+                session.is_held = False
             actor = self._make_actor()
             if request.opponent:
                 actor.ask(request.opponent)

@@ -14,12 +14,15 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from brayx.actor.actor import Actor
+from brayx.actor.contract_agent import ActionLimits
 from brayx.actor.contracts import contract_of
 from brayx.actor.host import LocalHost
 from brayx.actor.serving import Runtime
 from brayx.command_line import say
 from brayx.errors import Overloaded, ServiceFull, StartupError
 from brayx.gamecore.contract import Contract
+from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.gamecore.protocol import StepRequest
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contract_model import check_parameters
 from brayx.jobs.gamecores import Gamecores
@@ -114,12 +117,11 @@ class Lobby:
         """Passes the starts that are held, and all later ones, to the job's actor."""
         self.doors.loop.call_soon_threadsafe(self._admits.set)
 
-    async def _admit(self, body: bytes) -> None:
+    async def _admit(self, start: StepRequest) -> None:
         if self._admits.is_set():
             return
-        contract = contract_of(parse_json(body) if body else None, self._contract)
+        contract = self._contract_of(start)
         if self._contract is None:
-            check_parameters(contract, self._job.as_dict())
             self._contract = contract
             self._decided.set()
         try:
@@ -129,6 +131,23 @@ class Lobby:
             raise Overloaded(f"the learner has published no weights within {_HELD_S:g} s; try again") from None
         if self._has_ended:
             raise ServiceFull("the training ended before its model acted: its screen says why")
+
+    def _contract_of(self, start: StepRequest) -> Contract:
+        """The contract of a start that the job's actor would not refuse.
+
+        Raises:
+            BrayxError: it would, or the contract does not fit the one that the job has.
+        """
+        if start.opponent:
+            Actor().ask(start.opponent)
+        if start.record and (self._job.recording is None or not self._job.recording.on_request):
+            Actor().record()
+        document: Any = parse_json(start.body) if start.body else None
+        contract = contract_of(document, self._contract)
+        ActionLimits(contract, *ContractBodies(contract).limits(document)).check_learnable()
+        if self._contract is None:
+            check_parameters(contract, self._job.as_dict())
+        return contract
 
     def _make_actor(self) -> Actor:
         if self._bound is None:  # of a stateless call, which nothing holds

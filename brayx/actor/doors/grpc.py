@@ -193,6 +193,7 @@ class _Stream:
             self._coming.cancel()
         opening = self._opening
         if opening is not None:
+            self._door.withdraw(self._session, self._holder.name)
             await asyncio.wait([opening])  # the service gives it a deadline
             self._running = not opening.cancelled() and opening.exception() is None
         if self._running or self._may_hold:  # a tick may be refused after it has taken the session over
@@ -249,6 +250,9 @@ class _ServiceDoor(GrpcDoor):
 
     async def disconnect(self, session: str, holder: str = "", *, for_good: bool = False) -> None:
         await self._service.disconnect(session, holder, for_good=for_good)
+
+    def withdraw(self, session: str, holder: str = "") -> None:
+        self._service.withdraw(session, holder)
 
     def refused(self, error: BrayxError) -> None:
         self._service.refused(error)

@@ -347,7 +347,11 @@ class HttpConnection(Connection):
             request: the request.
             connection: as for `reply`.
         """
-        self.service.submit(request, partial(self.reply, connection=connection) if connection else self.reply)
+        reply = partial(self.reply, connection=connection) if connection else self.reply
+        if request.kind is StepKind.START:
+            self.start(request, reply)
+        else:
+            self.service.submit(request, reply)
 
     def reply(self, result: bytes | BrayxError, connection: bytes = KEEP_IMPLICIT, *, count: bool = True) -> None:
         """Answers the request in progress.

@@ -24,9 +24,9 @@ from typing import Any, cast
 
 import brayx.clock as clock
 from brayx.actor.doors.turns import Turns
-from brayx.actor.service import Service
-from brayx.errors import StartupError
-from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, MAX_HEADER_BYTES
+from brayx.actor.service import Reply, Service
+from brayx.errors import BrayxError, StartupError
+from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES, MAX_HEADER_BYTES, StepRequest
 from brayx.logs import limited
 
 logger = limited(__name__)
@@ -90,6 +90,7 @@ class Connection(asyncio.Protocol):
         self._writable = True
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
+        self._starts: list[str] = []
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have the methods of asyncio.Transport without being one.
@@ -100,6 +101,18 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.listener.drop(self)
+        for session in self._starts:
+            self.service.withdraw(session)
+
+    def start(self, request: StepRequest, reply: Reply) -> None:
+        """Submits a start, and withdraws it if the connection ends before its reply."""
+
+        def answered(result: bytes | BrayxError) -> None:
+            self._starts.remove(request.session)
+            reply(result)
+
+        self._starts.append(request.session)
+        self.service.submit(request, answered)
 
     def pause_writing(self) -> None:
         self._writable = False

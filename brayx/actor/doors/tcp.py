@@ -12,13 +12,14 @@ from functools import partial
 import brayx.clock as clock
 from brayx.actor.doors.native import Connection, Listener
 from brayx.errors import BrayxError, ProtocolError, TooManyConnections
-from brayx.gamecore.protocol import StepRequest
+from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.tcp import NO_REQUEST, MalformedFrame, RequestReader, encode_error, encode_reply
 
 _REQUESTS_OF_A_TURN = 64
 """Maximum number of requests that a connection hands over at once; further ones wait for a turn."""
 _BYTES_OF_ONE = 16 * 1024
 """A longer body counts as several requests in progress, whose number bounds the memory of a connection."""
+_START = StepKind.START
 
 
 class TcpConnection(Connection):
@@ -45,7 +46,11 @@ class TcpConnection(Connection):
                 if type(request) is StepRequest:
                     weight = 1 + len(request.body) // _BYTES_OF_ONE
                     self.in_flight += weight
-                    submit(request, partial(self._reply, session, sent_at, weight))
+                    reply = partial(self._reply, session, sent_at, weight)
+                    if request.kind is _START:
+                        self.start(request, reply)
+                    else:
+                        submit(request, reply)
                 else:
                     assert isinstance(request, ProtocolError)
                     self.in_flight += 1

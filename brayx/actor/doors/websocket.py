@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from typing import Any
 from urllib.parse import parse_qsl
 
 from brayx.actor.doors.http import Receive, Scope, Send, check_headers
@@ -55,11 +56,11 @@ async def session(
 ) -> None:
     """Serves one WebSocket connection from its handshake to its end; ``headers`` are from `headers_of`."""
     await receive()
-    connection = _Connection(service, max_body_bytes, idle_timeout_s, headers, scope, send)
+    connection = _Connection(service, max_body_bytes, idle_timeout_s, headers, scope, receive, send)
     try:
         await connection.open()
         while True:
-            message = await receive()
+            message = await connection.next()
             if message["type"] == "websocket.disconnect":
                 await connection.closed_by_client(message.get("code", 1005))
                 return
@@ -100,11 +101,14 @@ class _Connection:
         idle_timeout_s: float,
         headers: Mapping[str, str],
         scope: Scope,
+        receive: Receive,
         send: Send,
     ) -> None:
         self._service = service
         self._max_body_bytes = max_body_bytes
         self._idle_timeout_s = idle_timeout_s
+        self._receive = receive
+        self._ahead: asyncio.Future[MutableMapping[str, Any]] | None = None
         self._server_send = send
         self._enveloped = WS_SUBPROTOCOL in scope.get("subprotocols", ())
         self._fields = dict.fromkeys(_FIELDS, "")
@@ -153,6 +157,23 @@ class _Connection:
         self._attach()
         return None
 
+    async def next(self) -> MutableMapping[str, Any]:
+        """Receives the next message."""
+        ahead, self._ahead = self._ahead, None
+        return await (self._receive() if ahead is None else ahead)
+
+    async def _start(self, request: StepRequest) -> bytes:
+        """Passes a start to the service, and withdraws it if the client leaves before the reply."""
+        opening = asyncio.create_task(self._service.step(request, let_in=self._let_in))
+        ahead = self._ahead = asyncio.ensure_future(self._receive())
+        try:
+            await asyncio.wait((opening, ahead), return_when=asyncio.FIRST_COMPLETED)
+            if ahead.done() and (ahead.exception() or ahead.result()["type"] == "websocket.disconnect"):
+                self._service.withdraw(request.session, request.holder)
+            return await opening
+        finally:
+            opening.cancel()
+
     def _request(self, kind: StepKind, body: bytes, seq: int | None) -> StepRequest:
         fields, holder = self._fields, self._holder
         return StepRequest(
@@ -197,7 +218,11 @@ class _Connection:
                 self._wait_no_more()
                 seq = self._numbers
             self._stopping = kind is StepKind.STOP
-            reply = await self._service.step(self._request(kind, body, seq), let_in=self._let_in)
+            request = self._request(kind, body, seq)
+            if kind is StepKind.START:
+                reply = await self._start(request)
+            else:
+                reply = await self._service.step(request, let_in=self._let_in)
         except Exception as failure:
             error = to_typed(failure)
             self._stopping = False
@@ -289,6 +314,8 @@ class _Connection:
     async def abandon(self) -> None:
         """Cleans up: a session that still runs has lost its client, also one that a refused tick has taken over."""
         self._wait_no_more()
+        if self._ahead is not None:
+            self._ahead.cancel()
         if self._running or self._may_hold:
             self._running = False
             await self._service.disconnect(self._fields["session"], self._holder.name)

@@ -5,15 +5,35 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-from collections.abc import Iterator
+import socket
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
+import grpc
 import pytest
+from websockets.sync.client import connect
+from websockets.typing import Subprotocol
 
 from brayx.actor.serving import Runtime
-from brayx.errors import BadBody, Overloaded, ServiceFull, StartupError
+from brayx.errors import (
+    BadBody,
+    BadLimits,
+    BrayxError,
+    LeagueError,
+    Overloaded,
+    ProtocolError,
+    ServiceFull,
+    StartupError,
+)
 from brayx.gamecore.client import Client
 from brayx.gamecore.contract import Contract
+from brayx.gamecore.protocol import WS_SUBPROTOCOL, FrameKind, StepKind, StepRequest, encode_frame
+from brayx.gamecore.status import read_status
+from brayx.gamecore.tcp import encode_request
+from brayx.gamecore.transports.base import Endpoint
+from brayx.gamecore.v1 import gamecore_pb2 as pb
+from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
 from brayx.jobs.config import JobConfig
 from brayx.jobs.shipped import TEMPLATES
 from brayx.local.lobby import Lobby
@@ -71,6 +91,90 @@ def test_the_first_start_says_the_contract_and_starts_are_held_until_the_model_a
             assert first.tick("5") == b"5"
         part, _ = recorder.drain()
     assert part["sessions_started", ""].total == 2.0, "the doors' own samples are the job's"
+
+
+@pytest.mark.parametrize(
+    ("body", "options", "error", "message"),
+    [
+        ({"forbidden": {"jump": [1]}}, {}, BadBody, "jump"),
+        ({"forced": {"go": 1}}, {}, BadLimits, "forced.go limits an action while the model learns"),
+        ({}, {"opponent": {"level": "hard"}}, LeagueError, "this service has no league"),
+        ({}, {"record": True}, ProtocolError, "does not record sessions on request"),
+    ],
+)
+def test_a_start_that_the_job_would_refuse_decides_no_contract(
+    body: dict[str, Any], options: dict[str, Any], error: type[BrayxError], message: str, pool: ThreadPoolExecutor
+) -> None:
+    with lobby() as waiting, Client(waiting.doors.url) as refused, Client(waiting.doors.url) as game:
+        with pytest.raises(error, match=message):
+            refused.start(json.dumps({**OTHER, **body}), **options)
+        start = pool.submit(game.start, START)
+        assert waiting.wait().contract == Contract.parse(CONTRACT).as_dict()
+        waiting.bind(Runtime(functools.partial(Echo, [])), waiting.say, lambda: None)
+        waiting.admit()
+        start.result(30)
+
+
+def by_tcp(address: tuple[str, int]) -> Callable[[], None]:
+    connection = socket.create_connection(address)
+    connection.sendall(encode_request(StepRequest(StepKind.START, "s", START.encode()), 1))
+    return connection.close
+
+
+def by_http(address: tuple[str, int]) -> Callable[[], None]:
+    connection = socket.create_connection(address)
+    head = f"POST /step HTTP/1.1\r\nhost: 127.0.0.1\r\nsession: s\r\nstep_kind: start\r\ncontent-length: {len(START)}"
+    connection.sendall(f"{head}\r\n\r\n{START}".encode())
+    return connection.close
+
+
+def by_websocket(address: tuple[str, int]) -> Callable[[], None]:
+    url = f"ws://{address[0]}:{address[1]}/session?session=s"
+    stack = contextlib.ExitStack()
+    connection = stack.enter_context(connect(url, subprotocols=[Subprotocol(WS_SUBPROTOCOL)]))
+    connection.send(encode_frame(FrameKind.START, START.encode()))
+    return stack.close
+
+
+def by_grpc(address: tuple[str, int], method: str) -> Callable[[], None]:
+    channel = grpc.insecure_channel(f"{address[0]}:{address[1]}")
+    stub, request = GamecoreStub(channel), pb.StepRequest(kind=pb.STEP_KIND_START, session="s", body=START.encode())
+    call = stub.Step.future(request) if method == "Step" else stub.Play(iter([request]))
+
+    def leave() -> None:
+        call.cancel()
+        channel.close()
+
+    return leave
+
+
+def test_a_client_that_leaves_while_its_start_is_held_leaves_its_slot(pool: ThreadPoolExecutor) -> None:
+    with lobby("actor.actors_per_worker=1", "actor.grpc_port=0") as waiting:
+        endpoints = {name: Endpoint.parse(url) for name, url in waiting.doors.urls.items()}
+        addresses = {name: (endpoint.host, endpoint.port) for name, endpoint in endpoints.items()}
+
+        def sessions() -> int:
+            status = read_status(endpoints["http"], 30)
+            assert status is not None
+            return int(status["sessions"])
+
+        for door, send_start in (
+            ("tcp", by_tcp),
+            ("http", by_http),
+            ("ws", by_websocket),
+            ("grpc", functools.partial(by_grpc, method="Step")),
+            ("grpc", functools.partial(by_grpc, method="Play")),
+        ):
+            leave = send_start(addresses[door])
+            until(lambda: sessions() == 1, f"the start over {door} is held")
+            leave()
+            until(lambda: sessions() == 0, f"the slot of the client of {door} is free")
+        waiting.bind(Runtime(functools.partial(Echo, [])), waiting.say, lambda: None)
+        with Client(waiting.doors.url) as client:
+            start = pool.submit(client.start, START, "s")
+            until(lambda: sessions() == 1, "a later start is held in the only slot")
+            waiting.admit()
+            assert start.result(30) == START.encode()
 
 
 def test_games_that_fail_and_send_no_contract_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
