@@ -21,7 +21,7 @@ from brayx.actor.serving import ActorService, Runtime
 from brayx.actor.table import SessionTable
 from brayx.errors import DeadlineExceeded
 from brayx.gamecore.auth import Keys
-from brayx.gamecore.doors import http_urls
+from brayx.gamecore.doors import DOORS, http_urls
 from brayx.threads import NativeThread
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class LocalHost:
     async def _open(self) -> None:
         config = self._config
         service = self._service = self._make_service()
-        self.urls = http_urls(await service.doors.open_http(config.host, config.port))
+        self.urls = main = http_urls(await service.doors.open_http(config.host, config.port))
         await service.doors.open()
         if config.grpc_port is not None:
             from brayx.actor.doors.grpc import GrpcListener
@@ -147,7 +147,11 @@ class LocalHost:
             self._grpc = GrpcListener(service, config)
             port = await self._grpc.open(config.native_host, config.grpc_port)
             service.doors.urls["grpc"] = f"grpc://{shown(config.native_host, port)}"
-        self.urls = {**service.doors.urls, **self.urls}
+        doors = service.doors.urls
+        if "http" in doors:
+            doors["native"] = doors["http"]  # on the status page, whose ``http`` is the main port
+        doors |= main
+        self.urls = {name: doors[name] for name in DOORS if name in doors}
 
     async def _shut(self, timeout_s: float) -> None:
         service, closing = self._service, []

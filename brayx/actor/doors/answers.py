@@ -111,13 +111,16 @@ def page(status: Mapping[str, Any]) -> str:
     """
     facts = {name: value for name, value in status.items() if name not in ("service", "application", "doors")}
     name = str(status.get("application", ""))
-    doors = "".join(f"<li><code>{html.escape(url)}</code></li>" for url in status.get("doors", {}).values())
+    doors = "".join(
+        f"<tr><th>{html.escape(door)}</th><td><code>{html.escape(url)}</code></td></tr>"
+        for door, url in status.get("doors", {}).items()
+    )
     rows = "".join(
         f"<tr><th>{html.escape(fact.replace('_', ' '))}</th><td>{html.escape(_shown(value))}</td></tr>"
         for fact, value in facts.items()
     )
-    native = doors and f"<p>Native doors:</p><ul>{doors}</ul>"
-    return document(name, f"<p>{_WHAT}</p>\n<table>{rows}</table>\n{_HOW}\n{native}")
+    listed = doors and f"<p>Doors, as reached from this machine:</p><table>{doors}</table>"
+    return document(name, f"<p>{_WHAT}</p>\n<table>{rows}</table>\n{_HOW}\n{listed}")
 
 
 def _shown(value: Any) -> str:

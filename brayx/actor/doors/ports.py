@@ -37,7 +37,7 @@ class NativeDoors:
         application: processes that serve the application of this name share the ports; None: no other process may.
 
     Attributes:
-        urls: URL of each native door that is open, by its name.
+        urls: URL of each native door that is open, by its name; a host adds its others.
     """
 
     def __init__(self, service: Service, app: DoorApp, config: ActorConfig, application: str | None = None) -> None:

@@ -150,17 +150,18 @@ def status(url: str) -> dict[str, object]:
     return document
 
 
-def test_the_status_page_lists_the_native_doors_as_a_replica_does(host: LocalHost) -> None:
+def test_the_status_page_lists_the_doors_and_which_is_native(host: LocalHost) -> None:
     facts = status(host.url)
     assert (facts["service"], facts["application"], facts["mode"]) == ("brayx", "actor", "train")
     doors = facts["doors"]
     assert isinstance(doors, dict)
-    assert set(doors) == set(DOORS)
-    assert doors["http"] != host.url
-    assert status(doors["http"]) == facts
-    with Client(doors["ws"]) as client:
-        client.start()
-        assert client.tick(b"x") == b"x"
+    assert doors == {**host.urls, "native": doors["native"]}
+    assert doors["http"] == host.url != doors["native"]
+    assert status(doors["native"]) == facts
+    for url in doors.values():
+        with Client(url) as client:
+            client.start()
+            assert client.tick(b"x") == b"x", url
 
 
 def test_an_end_tells_sessions_and_their_agents_and_leaves_nothing_behind() -> None:
