@@ -20,7 +20,7 @@ from brayx.bridges.gym import GameResult
 from brayx.errors import BadBody, BrayxError, ConfigError, DeadlineExceeded
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_bodies import ContractBodies
-from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, Backoff, GamesRun
+from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, START_S, Backoff, GamesRun
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.tcp import TcpSessions
@@ -28,8 +28,6 @@ from brayx.strict_json import parse_json
 
 _LOOK_S = 0.5
 _CLOSE_S = 2.0
-_START_S = 300.0
-"""Deadline of a start: a door may hold it until the training's first weights act."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +249,7 @@ class EngineAgents:
     def _receive(self) -> list[tuple[str, bytes | BrayxError]]:
         assert self._connection is not None
         is_starting = any(session.kind is StepKind.START for session in self._waiting.values())
-        deadline = time.monotonic() + (_START_S if is_starting else self._run.timeout_s)
+        deadline = time.monotonic() + (START_S if is_starting else self._run.timeout_s)
         while True:
             try:
                 return self._connection.exchange(_LOOK_S)
@@ -304,7 +302,7 @@ def _connected(run: GamesRun[GameResult]) -> TcpSessions | ClientSessions:
     endpoint = Endpoint.parse(run.endpoint)
     if endpoint.door.name == "tcp" and run.reconnect_s is None:
         return TcpSessions(endpoint, run.timeout_s, run.key, run.secret)
-    return ClientSessions(run, _START_S)
+    return ClientSessions(run, START_S)
 
 
 def _encoded(bodies: ContractBodies, step: AgentStep, reward: float) -> bytes:

@@ -1,6 +1,7 @@
 """Plays any Gymnasium environment as a gamecore: a process that plays games through a door, one session per game.
 
-The gym profile, as JSON bodies:
+The start has the contract of the environment's spaces (`brayx.bridges.env_bodies`). A service that takes contracts gets
+ticks by it. Any other gets the gym profile, as JSON bodies:
 
     start  {"env_id": "CartPole-v1", "seed": 7, "num_actions": 2}      seed of this game's reset; of a Discrete space
            and {"first_action": 1} if a Discrete space does not start at 0
@@ -29,12 +30,14 @@ from typing import Any
 
 import gymnasium
 
+from brayx.bridges.env_bodies import EnvBodies
 from brayx.errors import ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.at_once import Game, play_at_once
 from brayx.gamecore.client import Client
-from brayx.gamecore.games import Ended, GamesRun, action_reader, encode, jsonable, send, start_body
+from brayx.gamecore.games import START_S, Ended, GamesRun, send
 from brayx.gamecore.protocol import StepKind
+from brayx.spaces import MASK
 
 Env = gymnasium.Env[Any, Any]
 
@@ -83,18 +86,15 @@ def game_of(
     Raises:
         BadBody: a reply holds no action of the action space, or an observation is not finite.
     """
-    action_of = action_reader(env.action_space)
     obs, info = env.reset(seed=seed)
     about = {"env_id": env.spec.id if env.spec else "", "seed": seed}
-    yield StepKind.START, start_body(about, env.action_space)
-    step = env.step
+    bodies = EnvBodies(env.observation_space, env.action_space, has_mask=MASK in info)
+    session = bodies.started((yield StepKind.START, bodies.start(about)))
+    step, tick, action_of = env.step, session.tick, session.action
     reward, total, length = 0.0, 0.0, 0
     terminated = truncated = stopped = False
     while not (terminated or truncated):
-        document = {"obs": jsonable(obs), "reward": reward}
-        if "action_mask" in info:
-            document["action_mask"] = jsonable(info["action_mask"])
-        reply = yield StepKind.TICK, encode(document)
+        reply = yield StepKind.TICK, tick(obs, reward, info)
         obs, given, terminated, truncated, info = step(action_of(reply))
         reward = float(given)
         total += reward
@@ -104,8 +104,7 @@ def game_of(
             truncated = stopped or (max_ticks is not None and length >= max_ticks)
     # A stopped game is neither terminated nor truncated, and its return means nothing.
     cut = bool(truncated) and not stopped
-    last = {"obs": jsonable(obs), "reward": reward, "terminated": bool(terminated), "truncated": cut}
-    yield StepKind.STOP, encode(last)
+    yield StepKind.STOP, session.stop(obs, reward, terminated=bool(terminated), truncated=cut)
     return GameResult(total, length, "stopped" if stopped else "terminated" if terminated else "truncated")
 
 
@@ -130,7 +129,9 @@ def play_game(
             if kind is StepKind.TICK:
                 kind, body = game.send(send(client.tick, body))
             else:
-                kind, body = game.send(client.start(body) if kind is StepKind.START else send(client.stop, body))
+                kind, body = game.send(
+                    client.start(body, timeout_s=START_S) if kind is StepKind.START else send(client.stop, body)
+                )
     except StopIteration as end:
         result: GameResult = end.value
         return result

@@ -1,7 +1,8 @@
 """Plays any PettingZoo environment as a gamecore: games of several agents, one session for each agent of a game.
 
 The sessions of a game have ids ``GAME-agent-AGENT`` (Bray's form; other characters are percent-encoded), so that a
-service knows which sessions belong together. Bodies are those of the gym profile, with a few more fields:
+service knows which sessions belong together. Starts have the contract of the agent's spaces, as those of
+`brayx.bridges.gym`. Without contracts bodies are those of the gym profile, with a few more fields:
 
     start  {"env_id": "...", "seed": 7, "num_actions": 2,          of this agent
             "agent": "red", "agents": ["red", "blue"]}             the game's agents when the session starts
@@ -10,11 +11,12 @@ service knows which sessions belong together. Bodies are those of the gym profil
     stop   {"obs": [...], "reward": 1.0, "terminated": true, "truncated": false}        of this agent
 
 An ``action_mask`` inside an observation is sent unchanged; one in the agent's info is sent as ``action_mask`` next to
-``obs``. With ``--state``, ticks and stops also have the environment's ``state()`` as ``state``, for a value that sees
-the whole game. In an AEC environment only the agent on turn ticks; in a parallel one all agents tick at the same time.
-An agent that dies gets its stop while the others play on; one that enters later gets its session then. If the service
-ends one session of a game, the others are stopped without a body and the next game starts. Needs the package
-``pettingzoo``; knows nothing of the agents, of Ray or of torch.
+``obs``. By contract either is the mask of the actions, and agents of different spaces have different behaviours. With
+``--state``, ticks and stops also have the environment's ``state()`` as ``state``, for a value that sees the whole game;
+there is no contract then. In an AEC environment only the agent on turn ticks; in a parallel one all agents tick at the
+same time. An agent that dies gets its stop while the others play on; one that enters later gets its session then. If
+the service ends one session of a game, the others are stopped without a body and the next game starts. Needs the
+package ``pettingzoo``; knows nothing of the agents, of Ray or of torch.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ import asyncio
 import contextlib
 import difflib
 import os
+import re
 import sys
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
@@ -31,13 +34,15 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
+from brayx.bridges.env_bodies import EnvBodies, TickBodies
 from brayx.command_line import SWITCH
 from brayx.components import load_module
 from brayx.errors import BrayxError, ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.client import AsyncClient
-from brayx.gamecore.games import MAX_RESUMED, RESUMED, Ended, GamesRun, action_reader, encode, jsonable, start_body
+from brayx.gamecore.games import MAX_RESUMED, RESUMED, Ended, GamesRun, jsonable
 from brayx.gamecore.protocol import AGENT_MARK
+from brayx.spaces import MASK
 
 Api = Literal["aec", "parallel"]
 AgentId = Any
@@ -198,7 +203,8 @@ def run_games(
 @dataclass
 class _AgentSession:
     client: AsyncClient
-    action_of: Callable[[bytes], Any]
+    bodies: EnvBodies
+    playing: TickBodies | None = None
     ticks: int = 0
 
 
@@ -226,32 +232,46 @@ class _Sessions:
         self._length = 0
         self._most_ticks = 0
         self._truncated = False
+        self._are_alike = True
+        self._has_mask = False
         self.stopped = False
 
-    async def start(self, agents: Iterable[AgentId]) -> None:
+    async def start(self, agents: Iterable[AgentId], infos: Mapping[AgentId, Mapping[str, Any]]) -> None:
         """Starts sessions for agents that have none yet."""
         new = [agent for agent in agents if agent not in self._players]
         if not new:
             return
+        env = self._env
+        if not self._players:
+            spaces = [(env.observation_space(agent), env.action_space(agent)) for agent in env.agents]
+            self._are_alike = all(pair == spaces[0] for pair in spaces)
+            self._has_mask = any(MASK in info for info in infos.values())
         for agent in new:
-            self._players[agent] = _AgentSession(self._clients.take(), action_reader(self._env.action_space(agent)))
-            self._returns.setdefault(str(agent), 0.0)
-        names = [str(agent) for agent in self._env.agents]
-        await _together(
-            self._players[agent].client.start(
-                start_body({**self._about, "agent": str(agent), "agents": names}, self._env.action_space(agent)),
-                session_id(self._game, agent),
+            bodies = EnvBodies(
+                env.observation_space(agent),
+                env.action_space(agent),
+                has_mask=self._has_mask,
+                behaviour="agent" if self._are_alike else _kind_of(agent),
+                by_contract=not self._with_state,
             )
-            for agent in new
+            self._players[agent] = _AgentSession(self._clients.take(), bodies)
+            self._returns.setdefault(str(agent), 0.0)
+        names = [str(agent) for agent in env.agents]
+        await _together(self._start(agent, {**self._about, "agent": str(agent), "agents": names}) for agent in new)
+
+    async def _start(self, agent: AgentId, about: dict[str, Any]) -> None:
+        player = self._players[agent]
+        reply = await player.client.start(
+            player.bodies.start(about), session_id(self._game, agent), timeout_s=playing.START_S
         )
+        player.playing = player.bodies.started(reply)
 
     async def tick(self, agent: AgentId, obs: Any, reward: float, info: Mapping[str, Any]) -> Any:
         """The agent's action."""
         player = self._players[agent]
-        document = self._body_of(obs, reward)
-        if "action_mask" in info:
-            document["action_mask"] = jsonable(info["action_mask"])
-        action = player.action_of(await _send(player.client.tick, encode(document)))
+        assert player.playing is not None
+        body = player.playing.tick(obs, float(reward), info, **self._state())
+        action = player.playing.action(await _send(player.client.tick, body))
         self._returns[str(agent)] += float(reward)
         self._length += 1
         player.ticks += 1
@@ -261,21 +281,20 @@ class _Sessions:
     async def stop(self, agent: AgentId, obs: Any, reward: float, *, terminated: bool, truncated: bool) -> None:
         """Ends the agent's session, with the result of its last action."""
         player = self._players[agent]
-        document = self._body_of(obs, reward)
-        last = {**document, "terminated": bool(terminated), "truncated": bool(truncated)}
-        await _send(player.client.stop, encode(last))
+        assert player.playing is not None
+        ended = {"terminated": bool(terminated), "truncated": bool(truncated)}
+        await _send(player.client.stop, player.playing.stop(obs, float(reward), **ended, **self._state()))
         self._returns[str(agent)] += float(reward)
         self._truncated |= bool(truncated)
         self._clients.give_back(self._players.pop(agent).client)
 
-    def _body_of(self, obs: Any, reward: float) -> dict[str, Any]:
-        document = {"obs": jsonable(obs), "reward": float(reward)}
-        if self._with_state:
-            try:
-                document["state"] = jsonable(self._env.state())
-            except NotImplementedError:  # PettingZoo's default
-                raise ConfigError(f"{self._env} has no state(), which --state needs") from None
-        return document
+    def _state(self) -> dict[str, Any]:
+        if not self._with_state:
+            return {}
+        try:
+            return {"state": jsonable(self._env.state())}
+        except NotImplementedError:  # PettingZoo's default
+            raise ConfigError(f"{self._env} has no state(), which --state needs") from None
 
     def enough(self) -> bool:
         """Whether to end the game now; called after each step with an agent left."""
@@ -297,20 +316,20 @@ class _Sessions:
 async def _play_turns(env: Any, sessions: _Sessions, seed: int | None) -> None:
     """Plays an AEC environment: one agent at a time, in the environment's order."""
     env.reset(seed=seed)
-    await sessions.start(env.agents)
+    await sessions.start(env.agents, env.infos)
     while env.agents:
         agent = env.agent_selection
         obs, reward, terminated, truncated, info = env.last()
         if terminated or truncated:
-            await sessions.start([agent])  # it may die before its first turn
+            await sessions.start([agent], env.infos)  # it may die before its first turn
             await sessions.stop(agent, obs, reward, terminated=terminated, truncated=truncated)
             env.step(None)
             continue
-        await sessions.start([agent])
+        await sessions.start([agent], env.infos)
         env.step(await sessions.tick(agent, obs, reward, info))
         if _alive(env) and sessions.enough():
             cut = not sessions.stopped
-            await sessions.start(env.agents)
+            await sessions.start(env.agents, env.infos)
             await _together(
                 sessions.stop(
                     agent,
@@ -324,6 +343,11 @@ async def _play_turns(env: Any, sessions: _Sessions, seed: int | None) -> None:
             return
 
 
+def _kind_of(agent: AgentId) -> str:
+    """An agent's name without its number: ``wolf`` of ``wolf_3``."""
+    return re.sub(r"[_-]?\d+$", "", str(agent)) or "agent"
+
+
 def _alive(env: Any) -> bool:
     return any(not (env.terminations[agent] or env.truncations[agent]) for agent in env.agents)
 
@@ -335,7 +359,7 @@ async def _play_together(env: Any, sessions: _Sessions, seed: int | None) -> Non
     cut = False
     while env.agents and not cut:
         agents = list(env.agents)
-        await sessions.start(agents)
+        await sessions.start(agents, infos)
         actions = await _together(
             sessions.tick(agent, observations[agent], rewards.get(agent, 0.0), infos.get(agent, {})) for agent in agents
         )

@@ -12,8 +12,18 @@ import uuid
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 
-from brayx.errors import BrayxError, ConfigError
-from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, AnyResult, Backoff, FinishedGame, GamesRun, seeds
+from brayx.errors import BrayxError, ConfigError, DeadlineExceeded
+from brayx.gamecore.games import (
+    MAX_RESUMED,
+    RESUMED,
+    RETRIED,
+    START_S,
+    AnyResult,
+    Backoff,
+    FinishedGame,
+    GamesRun,
+    seeds,
+)
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.tcp import TcpSessions
@@ -73,7 +83,11 @@ def play_at_once(
                     if wanted():
                         table.start(sessions, index)
                 while table.running:
-                    for session, reply in sessions.exchange():
+                    try:
+                        replies = sessions.exchange(min(_LOOK_S, timeout_s))
+                    except DeadlineExceeded:  # `check_late` says which replies are too late
+                        replies = []
+                    for session, reply in replies:
                         running = table.running.get(session)
                         if running is None:
                             continue
@@ -134,15 +148,17 @@ class _Table:
         self._send(sessions, running)
 
     def check_late(self, endpoint: Endpoint, timeout_s: float) -> None:
-        """Raises `DeadlineExceeded` for a request that waits too long while others are answered."""
+        """Raises `DeadlineExceeded` for a request that waits too long."""
         now = time.monotonic()
         if now - self._looked_at < _LOOK_S:
             return
         self._looked_at = now
         for running in self.running.values():
-            if now - running.sent_at > timeout_s:
-                awaited = f"reply to {running.request[0].value} of session {running.session}"
-                raise endpoint.deadline_exceeded(awaited, timeout_s, layer="tcp")
+            kind, _ = running.request
+            limit_s = max(timeout_s, START_S) if kind is StepKind.START else timeout_s
+            if now - running.sent_at > limit_s:
+                awaited = f"reply to {kind.value} of session {running.session}"
+                raise endpoint.deadline_exceeded(awaited, limit_s, layer="tcp")
 
     def _send(self, sessions: TcpSessions, running: _RunningGame) -> None:
         kind, body = running.request

@@ -241,6 +241,7 @@ class Client(_BaseClient):
         *,
         opponent: Mapping[str, object] | None = None,
         record: bool = False,
+        timeout_s: float | None = None,
     ) -> bytes:
         """Starts a session and returns the service's answer. Never sent twice.
 
@@ -250,6 +251,7 @@ class Client(_BaseClient):
             opponent: whom to play against, where a league is served: one of ``level``, ``rating``, ``player`` and
                 ``version`` with its value. Over TCP it must stand in the body.
             record: ask for the session to be recorded, where the service does that on request.
+            timeout_s: time limit of this request; None: the client's.
 
         Raises:
             ProtocolError: the service does not record sessions on request.
@@ -261,7 +263,7 @@ class Client(_BaseClient):
             ConnectFailed: the service cannot be reached; nothing was sent.
         """
         request = self._starting(session, body, opponent, record)
-        reply = self._transport.step(request, self.timeout_s)
+        reply = self._transport.step(request, self.timeout_s if timeout_s is None else timeout_s)
         self._session, self._seq = request.session, 0
         return reply
 
@@ -358,10 +360,11 @@ class AsyncClient(_BaseClient):
         *,
         opponent: Mapping[str, object] | None = None,
         record: bool = False,
+        timeout_s: float | None = None,
     ) -> bytes:
         """As `Client.start`."""
         request = self._starting(session, body, opponent, record)
-        reply = await self._transport.step(request, self.timeout_s)
+        reply = await self._transport.step(request, self.timeout_s if timeout_s is None else timeout_s)
         self._session, self._seq = request.session, 0
         return reply
 

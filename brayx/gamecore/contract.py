@@ -49,8 +49,9 @@ _OF_OBSERVATION = {
 }
 """The fields that an observation of each kind may have."""
 _OF_ACTION = {"discrete": ("size", "start", "labels", "mask"), "continuous": ("size", "low", "high", "labels")}
-_OF_START = ("opponent", "forbidden", "forced", "info")
-"""Further keys of a start's body, which are not part of the contract."""
+_OF_PROFILE = ("env_id", "seed", "num_actions", "first_action", "agent", "agents")
+_OF_START = ("opponent", "forbidden", "forced", "info", *_OF_PROFILE)
+"""Further keys of a start's body, which are not part of the contract; the last ones are of the gym profile."""
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,9 @@ MAX_RESUMED = 3
 RETRIED = (*RESUMED, SessionLost, SessionUnknown, AgentError, Overloaded, DeadlineExceeded, TransportError)
 """Errors that end one game only, since another session may not get them."""
 
+START_S = 300.0
+"""Time limit of a start: a door may hold it until the training's first weights act."""
+
 GRACE_S = 5.0
 """Time for the current game to stop after a signal, before it is interrupted."""
 
@@ -250,15 +253,6 @@ def seeds(seed: int | None, place: int = 0) -> Iterator[int | None]:
     while True:
         yield None if seed is None else int(np.random.SeedSequence([seed, game, place]).generate_state(1)[0])
         game += 1
-
-
-def start_body(about: dict[str, Any], space: gymnasium.Space[Any]) -> bytes:
-    """A start's body: ``about``; for a ``Discrete`` action space also ``num_actions``, and ``first_action`` unless it
-    is 0."""
-    actions = {}
-    if isinstance(space, gymnasium.spaces.Discrete):
-        actions = {"num_actions": int(space.n), **({"first_action": int(space.start)} if space.start else {})}
-    return encode({**about, **actions})
 
 
 def encode(document: dict[str, Any]) -> bytes:

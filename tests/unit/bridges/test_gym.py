@@ -20,6 +20,7 @@ from brayx.bridges import gym
 from brayx.errors import AgentError, BadBody, ConfigError, ConnectFailed, OutOfSequence, SessionLost, SessionResumed
 from brayx.gamecore import Client, StepKind
 from brayx.gamecore.games import MAX_RESUMED, command_parser
+from tests.unit.bridges.by_contract import ByContract, playing_by_contract
 from tests.unit.gamecore.echo_server import EchoApp, serving, serving_tcp
 from tests.unit.gamecore.relay import When, relaying
 
@@ -86,20 +87,43 @@ def test_bodies_of_the_gym_profile(app: EchoApp, address: str) -> None:
         assert env.actions == [4, 4, 4]
         assert gym.play_game(env, client, max_ticks=2) == gym.GameResult(3.0, 2, "truncated")
         assert gym.play_game(env, client, should_stop=lambda: True) == gym.GameResult(1.0, 1, "stopped")
+    said = (
+        b'"contract":1,"behaviour":"agent","team":0,'
+        b'"observations":[{"name":"obs","kind":"vector","shape":[1],"dtype":"float32"}],'
+        b'"actions":[{"name":"action","kind":"discrete","size":2,"start":3,"mask":false}],"encoding":"packed"}'
+    )
     assert [request.body for request in app.requests] == [
-        b'{"env_id":"","seed":7,"num_actions":2,"first_action":3}',
+        b'{"env_id":"","seed":7,"num_actions":2,"first_action":3,' + said,
         b'{"obs":[0.0],"reward":0.0}',
         b'{"obs":[1.0],"reward":1.0}',
         b'{"obs":[2.0],"reward":2.0}',
         b'{"obs":[3.0],"reward":3.0,"terminated":true,"truncated":false}',
-        b'{"env_id":"","seed":null,"num_actions":2,"first_action":3}',
+        b'{"env_id":"","seed":null,"num_actions":2,"first_action":3,' + said,
         b'{"obs":[0.0],"reward":0.0}',
         b'{"obs":[1.0],"reward":1.0}',
         b'{"obs":[2.0],"reward":2.0,"terminated":false,"truncated":true}',
-        b'{"env_id":"","seed":null,"num_actions":2,"first_action":3}',
+        b'{"env_id":"","seed":null,"num_actions":2,"first_action":3,' + said,
         b'{"obs":[0.0],"reward":0.0}',
         b'{"obs":[1.0],"reward":1.0,"terminated":false,"truncated":false}',  # interrupted: neither
     ]
+
+
+def test_a_game_by_contract_is_the_same_game() -> None:
+    with playing_by_contract() as url:
+        env = CountingEnv()
+        with Client(url) as client:
+            assert gym.play_game(env, client) == gym.GameResult(6.0, 3, "terminated")
+            assert env.actions == [4, 4, 4]
+        (ticks,) = ByContract.ticks.values()
+        assert [(tick.obs["obs"].tolist(), tick.reward) for tick in ticks] == [([i], i) for i in range(4)]
+        assert [tick.terminated for tick in ticks] == [False, False, False, True]
+        with gym.make_env("Taxi-v4") as taxi, Client(url) as client:
+            gym.play_game(taxi, client, seed=7, max_ticks=5)
+        (*_, ticks) = ByContract.ticks.values()
+        rules: Any = gymnasium.make("Taxi-v4").unwrapped
+        for tick in ticks[:-1]:
+            assert tick.obs["action_mask"].tolist() == rules.action_mask(int(tick.obs["obs"])).tolist()
+        assert ticks[-1].truncated
 
 
 def test_a_mask_in_info_is_sent_with_its_observation(app: EchoApp, address: str) -> None:

@@ -28,9 +28,11 @@ from brayx.bridges import pettingzoo
 from brayx.components import load
 from brayx.errors import AgentError, BadBody, BrayxError, ConfigError, SessionResumed
 from brayx.gamecore import AsyncClient, StepKind
+from brayx.gamecore.contract import Contract
 from brayx.gamecore.protocol import StepRequest
 from brayx.jobs.shipped import TEMPLATES
 from brayx.types import Forward, Fragment
+from tests.unit.bridges.by_contract import ByContract, playing_by_contract
 from tests.unit.bridges.zoo import Race, Secrets, Turns, Whispers
 from tests.unit.gamecore.echo_server import EchoApp, serving
 from tests.unit.gamecore.relay import relaying
@@ -62,12 +64,17 @@ def play(env: Any, url: str, **options: Any) -> pettingzoo.MultiAgentResult:
 
 
 def sent_by(requests: list[StepRequest], agent: str) -> list[Any]:
-    """The requests of an agent's sessions, each as its kind and its body."""
+    """The requests of an agent's sessions, each as its kind and its body; a start without its contract."""
     return [
-        (request.kind.value, json.loads(request.body) if request.body else None)
+        (request.kind.value, _without_contract(json.loads(request.body)) if request.body else None)
         for request in requests
         if request.session.endswith(f"-agent-{agent}")
     ]
+
+
+def _without_contract(body: dict[str, Any]) -> dict[str, Any]:
+    said = Contract().as_dict() if "contract" in body else {}
+    return {name: value for name, value in body.items() if name not in said}
 
 
 def test_the_environments_of_these_tests_follow_pettingzoos_rules() -> None:
@@ -324,6 +331,56 @@ def test_an_action_of_another_space_ends_the_run(app: EchoApp, address: str, env
     with pytest.raises(BadBody, match="not an integer from 0 to"):
         pettingzoo.run_games(env, f"http://{address}", games=1)
     assert not app.running
+
+
+@pytest.fixture
+def by_contract() -> Iterator[str]:
+    with playing_by_contract() as url:
+        yield url
+
+
+def test_an_aec_game_by_contract(by_contract: str) -> None:
+    result = play(Turns(), by_contract)
+    assert result == pettingzoo.MultiAgentResult({"red": 4.0, "blue": 4.0, "grey": 2.0}, 7, "truncated")
+    assert {contract.behaviour for contract in ByContract.contracts.values()} == {"agent"}
+    assert {contract.encoding for contract in ByContract.contracts.values()} == {"packed"}
+    (contract,) = {contract.id: contract for contract in ByContract.contracts.values()}.values()
+    assert [spec.name for spec in contract.observations] == ["observation"], "the mask is the action's"
+    assert contract.has_mask
+    assert [tick.obs["observation"].tolist() for tick in ByContract.ticks["red"]] == [[0], [1], [2], [3]]
+    assert [tick.reward for tick in ByContract.ticks["red"]] == [0, 2, 1, 1]
+    ends = {agent: (ticks[-1].terminated, ticks[-1].truncated) for agent, ticks in ByContract.ticks.items()}
+    assert ends == {"red": (False, True), "blue": (False, True), "grey": (True, False)}
+
+
+class Numbered(Race):
+    """Its agents have a number, and one of them other actions."""
+
+    possible_agents = ["cat_0", "cat_1", "dog_0"]
+
+    def action_space(self, agent: str) -> gymnasium.Space[Any]:
+        return gymnasium.spaces.Discrete(3 if agent.startswith("cat") else 2)
+
+    def _see(self, agents: list[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+        return {agent: np.zeros(2, np.float32) for agent in agents}, {agent: {} for agent in agents}
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+        self.steps = 0
+        self.agents = list(self.possible_agents)
+        return self._see(self.agents)
+
+
+def test_a_parallel_game_by_contract_has_a_behaviour_for_each_kind_of_agent(by_contract: str) -> None:
+    result = play(Numbered(), by_contract, max_ticks=1)
+    assert result.returns == {"cat_0": 2.0, "cat_1": 2.0, "dog_0": 1.0}
+    behaviours = {agent: contract.behaviour for agent, contract in ByContract.contracts.items()}
+    assert behaviours == {"cat_0": "cat", "cat_1": "cat", "dog_0": "dog"}
+
+
+def test_a_game_with_a_state_has_no_contract(app: EchoApp, address: str) -> None:
+    play(Watched(), f"http://{address}", state=True, max_ticks=1)
+    starts = [json.loads(request.body) for request in app.requests if request.kind is StepKind.START]
+    assert all("contract" not in start for start in starts)
 
 
 def test_giving_up_has_a_bound() -> None:
