@@ -324,23 +324,33 @@ async def test_a_late_reply_is_not_taken_for_the_next() -> None:
         session, time_ = take(sock)
         return encode_reply(session, b"late", time_)
 
+    def script(sock: socket.socket) -> None:
+        _answer_one(sock)
+        late(sock)
+
     for credentials in ({}, {"key": "k", "time": "17", "token": "t"}):  # where every frame has the same time
         late = Late(answer)
         with (
-            scripted(late, _answer_all) as (address, _),
-            Client(f"tcp://{address}", timeout_s=0.2, **credentials) as client,  # type: ignore[arg-type]
+            scripted(script, _answer_all) as (address, _),
+            Client(f"tcp://{address}", **credentials) as client,  # type: ignore[arg-type]
         ):
+            client.call(b"")
+            client.timeout_s, timeout_s = 0.2, client.timeout_s
             with pytest.raises(DeadlineExceeded, match="no reply to the stateless call") as caught:
                 client.call(b"")
             assert caught.value.details["layer"] == "tcp"
             late.send()
+            client.timeout_s = timeout_s
             assert client.call(b"") == b"again"
         late = Late(answer)
-        with scripted(late, _answer_all) as (address, _):
-            async with AsyncClient(f"tcp://{address}", timeout_s=0.2, **credentials) as awaited:  # type: ignore[arg-type]
+        with scripted(script, _answer_all) as (address, _):
+            async with AsyncClient(f"tcp://{address}", **credentials) as awaited:  # type: ignore[arg-type]
+                await awaited.call(b"")
+                awaited.timeout_s = 0.2
                 with pytest.raises(DeadlineExceeded):
                     await awaited.call(b"")
                 await asyncio.to_thread(late.send)
+                awaited.timeout_s = timeout_s
                 assert await awaited.call(b"") == b"again"
 
 

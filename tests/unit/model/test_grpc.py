@@ -37,6 +37,7 @@ from brayx.model.local import LocalModel
 from brayx.model.v1 import model_pb2 as pb
 from brayx.model.v1.model_pb2_grpc import ModelServicer, ModelStub, add_ModelServicer_to_server
 from brayx.ports import free_port
+from tests.waiting import WAIT_S
 
 ROOT = Path(__file__).parents[3]
 GENERATED = ("model_pb2.py", "model_pb2.pyi", "model_pb2_grpc.py")
@@ -222,20 +223,20 @@ async def test_a_mismatch_is_refused_before_it_is_sent(dialled):
 async def test_a_broken_connection_is_restored_within_the_deadline(model):
     port = free_port()
     async with serving(Door(model), port):
-        dialled = await DialledModel.connect(f"grpc://127.0.0.1:{port}", deadline_s=10)
+        dialled = await DialledModel.connect(f"grpc://127.0.0.1:{port}", deadline_s=WAIT_S)
         await dialled.forward(*ONE)
     slow = asyncio.Event()
 
     class Breaks(Door):
         async def Forward(self, request, grpc_context):
             slow.set()
-            await asyncio.sleep(30)
+            await asyncio.sleep(10 * WAIT_S)
 
     async with serving(Breaks(model), port):
         forward = asyncio.create_task(_until_answered(dialled))
-        await asyncio.wait_for(slow.wait(), 10)
+        await asyncio.wait_for(slow.wait(), WAIT_S)
     async with serving(Door(model), port):
-        assert (await asyncio.wait_for(forward, 10)).policy_version == 3
+        assert (await asyncio.wait_for(forward, WAIT_S)).policy_version == 3
     await dialled.close()
 
 

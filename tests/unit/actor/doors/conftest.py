@@ -6,10 +6,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.actor.doors.native_doors import Native, native
+import brayx.clock as clock
+from tests.unit.actor.doors.native_doors import Native, Seconds, native
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Native]:
     with native() as made:
         yield made
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
+    made = Seconds()
+    monkeypatch.setattr(clock, "monotonic", made)
+    return made

@@ -140,10 +140,18 @@ def test_a_late_reply_is_not_taken_for_the_next() -> None:
         return reply(b"late")
 
     late = Late(take)
-    with scripted(late, _answer_all) as (address, _), Client(f"http://{address}", timeout_s=0.2) as client:
+
+    def script(sock: socket.socket) -> None:
+        _answer_one(sock)
+        late(sock)
+
+    with scripted(script, _answer_all) as (address, _), Client(f"http://{address}") as client:
+        assert client.call(b"") == b"one"
+        client.timeout_s, timeout_s = 0.2, client.timeout_s
         with pytest.raises(DeadlineExceeded):
             client.call(b"")
         late.send()
+        client.timeout_s = timeout_s
         assert client.call(b"") == b"again"
 
 

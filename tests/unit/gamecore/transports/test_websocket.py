@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from websockets.frames import Close
+from websockets.sync.server import ServerConnection, serve
+from websockets.typing import Subprotocol
 
 from brayx.errors import (
     BodyTooLarge,
@@ -26,25 +29,23 @@ from brayx.gamecore.transports import websocket
 from brayx.gamecore.transports.frames import closed
 from tests.unit.gamecore.echo_server import EchoApp, Message, Receive, Send, serving
 from tests.unit.gamecore.scripted_server import reply, scripted
-from tests.waiting import until
+from tests.waiting import WAIT_S, until, until_awaited
 
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
-def _app(*steps: Message | float) -> App:
-    """Accepts, then does each step: a pause in seconds, or an ASGI message, before which it takes one message."""
+def _app(*steps: Message) -> App:
+    """Accepts, then sends each ASGI message, before which it takes one message; then it is silent."""
 
     async def app(scope: Message, receive: Receive, send: Send) -> None:
         await receive()
         await send({"type": "websocket.accept", "subprotocol": "brayx.v1"})
         for step in steps:
-            if isinstance(step, float):
-                await asyncio.sleep(step)
-            else:
-                if step.pop("after_a_message", True):
-                    await receive()
-                await send(step)
-        await receive()
+            if step.pop("after_a_message", True):
+                await receive()
+            await send(step)
+        while (await receive())["type"] != "websocket.disconnect":
+            pass
 
     return app
 
@@ -57,7 +58,7 @@ def _close(code: int, reason: str) -> Message:
     return {"type": "websocket.close", "code": code, "reason": reason}
 
 
-async def _errors_of(app: Callable[[], App], use: Callable[[Any], Any], **options: Any) -> list[BrayxError]:
+async def _errors_of(app: Callable[[], App], use: Callable[[Any], Any]) -> list[BrayxError]:
     """The errors that ``use`` raises with each client; it gives awaitables for the asyncio client."""
 
     def play(client: Client) -> None:
@@ -70,12 +71,12 @@ async def _errors_of(app: Callable[[], App], use: Callable[[Any], Any], **option
 
     with (
         serving(app()) as address,
-        Client(f"ws://{address}", **options) as client,
+        Client(f"ws://{address}") as client,
         pytest.raises(BrayxError) as first,
     ):
         play(client)
     with serving(app()) as address:
-        async with AsyncClient(f"ws://{address}", **options) as awaited:
+        async with AsyncClient(f"ws://{address}") as awaited:
             with pytest.raises(BrayxError) as second:
                 await play_awaited(awaited)
     return [first.value, second.value]
@@ -139,8 +140,12 @@ async def test_a_session_ended_between_two_ticks_is_raised_at_the_next() -> None
 
 
 async def test_timeout_gives_the_connection_up() -> None:
-    app = lambda: _app(_message(b"R"), 0.5, _message(b"Rlate"))  # noqa: E731
-    for raised in await _errors_of(app, lambda client: [client.start, lambda: client.tick(b"")], timeout_s=0.2):
+    def in_time(client: Any) -> Any:
+        client.timeout_s = 0.2  # not from the beginning, since the start is to be in time
+        return client.tick(b"")
+
+    app = lambda: _app(_message(b"R"))  # noqa: E731
+    for raised in await _errors_of(app, lambda client: [client.start, lambda: in_time(client)]):
         assert type(raised) is DeadlineExceeded
         assert "no reply to the tick of session" in raised.message
         assert raised.details["layer"] == "websocket"
@@ -217,15 +222,28 @@ async def test_a_service_that_dies_is_connection_lost() -> None:
 
 async def test_pings_are_answered_while_the_game_thinks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(websocket, "IDLE_CHECK_S", 0.05)
-    with serving(EchoApp(), ws_ping_interval=0.1, ws_ping_timeout=0.2) as address:
-        with Client(f"ws://{address}") as client:
+    answered: list[bool] = []
+
+    def ping(connection: ServerConnection) -> None:
+        connection.recv()
+        connection.send(b"R")
+        answered.extend(connection.ping().wait(WAIT_S) for _ in range(3))
+        for message in connection:
+            connection.send(b"R" + message[1:])  # type: ignore[operator]
+
+    with serve(ping, "127.0.0.1", 0, subprotocols=[Subprotocol("brayx.v1")]) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = "ws://{}:{}".format(*server.socket.getsockname())
+        with Client(url) as client:
             client.start()
-            await asyncio.sleep(0.6)
+            until(lambda: answered == [True] * 3, "the pings are answered")
             assert client.tick(b"still here") == b"still here"
-        async with AsyncClient(f"ws://{address}") as awaited:
+        async with AsyncClient(url) as awaited:
             await awaited.start()
-            await asyncio.sleep(0.6)
+            await until_awaited(lambda: answered == [True] * 6, "the pings are answered")
             assert await awaited.tick(b"still here") == b"still here"
+    thread.join(WAIT_S)
 
 
 def test_closing_ends_the_session_at_the_service() -> None:
