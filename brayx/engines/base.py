@@ -19,9 +19,10 @@ from typing import Any, ClassVar
 import numpy as np
 import optree
 
+from brayx.arrays import as_dtype
 from brayx.errors import BadWeights, ModelError, ShapeMismatch
 from brayx.spaces import Limits
-from brayx.types import NestedArray, Weights, as_dtype
+from brayx.types import NestedArray, Weights
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from brayx.arrays import is_finite, place_of
 from brayx.errors import BadBody
 from brayx.gamecore.contract import ActionPart, ObservationSpec
 from brayx.gamecore.fields import array_of
-from brayx.types import is_finite, place_of
 
 _COUNT = struct.Struct("<H")
 

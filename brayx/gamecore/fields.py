@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from brayx.arrays import as_dtype, is_finite, place_of
 from brayx.errors import BadBody
-from brayx.types import as_dtype, is_finite, place_of
 
 _LARGEST = float(np.finfo(np.float32).max)
 _JSON = {"None": "null", "True": "true", "False": "false"}

@@ -25,6 +25,7 @@ import numpy as np
 from brayx import actions
 from brayx.algorithms.build import algorithm_options
 from brayx.algorithms.config import AlgorithmConfig
+from brayx.arrays import as_dtype
 from brayx.errors import ConfigError
 from brayx.jobs.former import options_without_former
 from brayx.jobs.shipped import job_file
@@ -35,7 +36,7 @@ from brayx.rollout.evaluate import PolicyEvaluation
 from brayx.rollout.policy import RolloutPolicy
 from brayx.temporary import temporary_folder
 from brayx.trainer.loop import RETURN_METRIC
-from brayx.types import NestedArray, as_dtype, flatten
+from brayx.types import NestedArray, flatten
 
 if TYPE_CHECKING:
     from brayx.actions import ActionSpec

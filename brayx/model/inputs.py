@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from brayx.arrays import FEW, as_dtype, is_finite, place_of
 from brayx.engines.base import LeafSpec, ModelSpec
 from brayx.errors import BadBody, ShapeMismatch
 from brayx.spaces import MASK, row_without_action
-from brayx.types import FEW, NestedArray, as_dtype, is_finite, place_of
+from brayx.types import NestedArray
 
 
 def total_of(leaf: LeafSpec) -> Callable[[np.ndarray], float] | None:

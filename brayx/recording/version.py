@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optree
 
+from brayx.arrays import as_dtype
 from brayx.engines.base import Engine
 from brayx.errors import ModelError, ShapeMismatch
-from brayx.types import NestedArray, as_dtype
+from brayx.types import NestedArray
 
 if TYPE_CHECKING:
     import torch

@@ -32,9 +32,10 @@ from typing import Any
 import numpy as np
 
 from brayx.actions import ActionSpec
+from brayx.arrays import as_dtype, is_finite
 from brayx.errors import BadFragment
 from brayx.spaces import Limits
-from brayx.types import Columns, Fragment, NestedArray, as_dtype, flatten, is_finite
+from brayx.types import Columns, Fragment, NestedArray, flatten
 
 Batch = dict[str, np.ndarray]
 """A learner batch, ``[B, T + 1, ...]``."""

@@ -27,6 +27,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from brayx import actions
 from brayx.actions import ActionSpec
+from brayx.arrays import as_dtype
 from brayx.engines.scaling import Scaling
 from brayx.errors import ConfigError, EnvironmentFailed
 from brayx.metrics import Recorder
@@ -35,7 +36,7 @@ from brayx.rollout.masks import InfoMasks, is_observed
 from brayx.rollout.moments import AllMoments, ObsNormaliser, RewardNormaliser, SharedMoments, from_arrays, to_arrays
 from brayx.rollout.policy import RolloutPolicy
 from brayx.spaces import MASK, by_path, limits_of, row_without_action
-from brayx.types import Columns, NestedArray, Weights, as_dtype, flatten
+from brayx.types import Columns, NestedArray, Weights, flatten
 
 logger = logging.getLogger(__name__)
 

@@ -95,6 +95,7 @@ NOT_RUN = {
     "needs a running job; tests/end_to_end/test_console.py does the same": 2,
     "waits for Godot; tests/end_to_end/test_godot.py plays a stand-in": 3,
     "waits for Unity; tests/end_to_end/test_unity.py plays a stand-in": 2,
+    "installs packages; tests/unit/test_package.py runs it without others": 1,
     "writes a file of secrets": 1,
     "serves until Ctrl-C; tests/end_to_end/test_console_page.py does the same": 1,
     "tests/unit/jobs/test_handles.py does the same": 1,

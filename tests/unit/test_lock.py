@@ -1,4 +1,4 @@
-"""pyproject.toml's pins and requirements.lock are one set of facts."""
+"""pyproject.toml and requirements.lock are one set of facts."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import re
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,11 +31,17 @@ def lock() -> dict[str, str]:
     return pins([line for line in lines if line and not line.startswith("#")])
 
 
-def test_every_direct_dependency_is_locked_to_its_pin() -> None:
-    meta = project()["project"]
-    direct = pins([*meta["dependencies"], *meta["optional-dependencies"]["dev"]])
-    locked = lock()
-    assert direct == {name: locked.get(name) for name in direct}
+def test_every_direct_dependency_is_a_range_that_holds_its_lock() -> None:
+    meta, locked = project()["project"], lock()
+    for line in meta["dependencies"]:
+        requirement = Requirement(line)
+        assert locked[requirement.name] in requirement.specifier, line
+        assert any(part.operator == ">=" for part in requirement.specifier), line
+
+
+def test_the_packages_of_development_are_locked_to_their_pins() -> None:
+    direct = pins(project()["project"]["optional-dependencies"]["dev"])
+    assert direct == {name: lock().get(name) for name in direct}
 
 
 def test_the_build_backend_is_the_locked_one() -> None:

@@ -79,7 +79,7 @@ class Capabilities(_message.Message):
     training_analytics: bool
     variable_length: bool
     groups: bool
-    def __init__(self, base: _Optional[bool] = ..., concatenated_pngs: _Optional[bool] = ..., channel_mapping: _Optional[bool] = ..., hybrid_actions: _Optional[bool] = ..., training_analytics: _Optional[bool] = ..., variable_length: _Optional[bool] = ..., groups: _Optional[bool] = ...) -> None: ...
+    def __init__(self, base: bool = ..., concatenated_pngs: bool = ..., channel_mapping: bool = ..., hybrid_actions: bool = ..., training_analytics: bool = ..., variable_length: bool = ..., groups: bool = ...) -> None: ...
 
 class Agents(_message.Message):
     __slots__ = ("by_behaviour", "side_channel")
@@ -119,7 +119,7 @@ class Agent(_message.Message):
     observations: _containers.RepeatedCompositeFieldContainer[Observation]
     group_id: int
     group_reward: float
-    def __init__(self, reward: _Optional[float] = ..., done: _Optional[bool] = ..., max_step_reached: _Optional[bool] = ..., id: _Optional[int] = ..., action_mask: _Optional[_Iterable[bool]] = ..., observations: _Optional[_Iterable[_Union[Observation, _Mapping]]] = ..., group_id: _Optional[int] = ..., group_reward: _Optional[float] = ...) -> None: ...
+    def __init__(self, reward: _Optional[float] = ..., done: bool = ..., max_step_reached: bool = ..., id: _Optional[int] = ..., action_mask: _Optional[_Iterable[bool]] = ..., observations: _Optional[_Iterable[_Union[Observation, _Mapping]]] = ..., group_id: _Optional[int] = ..., group_reward: _Optional[float] = ...) -> None: ...
 
 class Observation(_message.Message):
     __slots__ = ("shape", "compression", "compressed", "floats", "channel_mapping", "dimensions", "name")

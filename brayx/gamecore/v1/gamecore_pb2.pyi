@@ -36,7 +36,7 @@ class StepRequest(_message.Message):
     seq: int
     opponent: str
     record: bool
-    def __init__(self, session: _Optional[str] = ..., kind: _Optional[_Union[StepKind, str]] = ..., body: _Optional[bytes] = ..., key: _Optional[str] = ..., time: _Optional[str] = ..., token: _Optional[str] = ..., seq: _Optional[int] = ..., opponent: _Optional[str] = ..., record: _Optional[bool] = ...) -> None: ...
+    def __init__(self, session: _Optional[str] = ..., kind: _Optional[_Union[StepKind, str]] = ..., body: _Optional[bytes] = ..., key: _Optional[str] = ..., time: _Optional[str] = ..., token: _Optional[str] = ..., seq: _Optional[int] = ..., opponent: _Optional[str] = ..., record: bool = ...) -> None: ...
 
 class StepReply(_message.Message):
     __slots__ = ("body",)

@@ -5,7 +5,7 @@ import warnings
 
 from brayx.gamecore.v1 import gamecore_pb2 as brayx_dot_gamecore_dot_v1_dot_gamecore__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class GamecoreStub:
+class GamecoreStub(object):
     """The door.
     """
 
@@ -47,7 +47,7 @@ class GamecoreStub:
                 _registered_method=True)
 
 
-class GamecoreServicer:
+class GamecoreServicer(object):
     """The door.
     """
 
@@ -94,7 +94,7 @@ def add_GamecoreServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Gamecore:
+class Gamecore(object):
     """The door.
     """
 

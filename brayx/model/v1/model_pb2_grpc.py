@@ -5,7 +5,7 @@ import warnings
 
 from brayx.model.v1 import model_pb2 as brayx_dot_model_dot_v1_dot_model__pb2
 
-GRPC_GENERATED_VERSION = '1.85.1'
+GRPC_GENERATED_VERSION = '1.76.0'
 GRPC_VERSION = grpc.__version__
 _version_not_supported = False
 
@@ -25,7 +25,7 @@ if _version_not_supported:
     )
 
 
-class ModelStub:
+class ModelStub(object):
     """The model.
     """
 
@@ -47,7 +47,7 @@ class ModelStub:
                 _registered_method=True)
 
 
-class ModelServicer:
+class ModelServicer(object):
     """The model.
     """
 
@@ -86,7 +86,7 @@ def add_ModelServicer_to_server(servicer, server):
 
 
  # This class is part of an EXPERIMENTAL API.
-class Model:
+class Model(object):
     """The model.
     """
 

@@ -33,17 +33,6 @@ def agent(*observations: pb.Observation, **more: object) -> pb.Agent:
 # Literal bytes
 
 
-def test_the_generated_code_matches_the_proto(tmp_path: Path) -> None:
-    command = "-I. --python_out={0} --pyi_out={0} brayx/bridges/v1/unity.proto"
-    proto = (ROOT / "brayx/bridges/v1/unity.proto").read_text()
-    assert command.format(".") in proto, "the command that the .proto file tells is the one run here"
-    words = [sys.executable, "-m", "grpc_tools.protoc", *command.format(tmp_path).split()]
-    subprocess.run(words, cwd=ROOT, check=True, timeout=120)
-    for name in ("unity_pb2.py", "unity_pb2.pyi"):
-        fresh = (tmp_path / "brayx/bridges/v1" / name).read_text()
-        assert (ROOT / "brayx/bridges/v1" / name).read_text() == fresh, f"{name}: run the command of unity.proto"
-
-
 def test_the_wire_is_literally_this() -> None:
     # As mlagents_envs 1.1.0 writes the same messages.
     assert pb.Message(header=pb.Header(status=200)).SerializeToString() == b"\n\x03\x08\xc8\x01"

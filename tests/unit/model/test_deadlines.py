@@ -159,7 +159,7 @@ async def test_over_grpc(replica):
         for deadline_s, kind in ((SOON_S, DeadlineExceeded), (-1.0, BadBody)):
             with pytest.raises(grpc.RpcError) as raised:
                 await stub.Forward(pb.ForwardRequest(arrays=pack({"obs": OBS[None]}), deadline_s=deadline_s))
-            document = dict(raised.value.trailing_metadata())[ERROR_METADATA]
+            document = dict([*raised.value.trailing_metadata()])[ERROR_METADATA]
             assert type(from_wire(document)) is kind
         OPEN.set()
         await stub.Forward(pb.ForwardRequest(arrays=pack({"obs": OBS[None]}), deadline_s=20.0))
