@@ -22,8 +22,8 @@ from brayx.shutdown import end_within, leave, mark
 
 COMMANDS = (
     "demo", "train", "serve", "evaluate", "match", "league", "recordings", "replay", "export", "new", "check",
-    "convert", "trials", "promote", "scale", "console", "doctor", "keys", "completion", "gamecore", "ppo", "tune",
-    "visualize",
+    "convert", "trials", "promote", "scale", "console", "doctor", "keys", "completion", "gamecore", "bridge",
+    "ppo", "tune", "visualize",
 )  # fmt: skip
 """The commands in the order of the help, each the name of its file."""
 _AGAIN_S = 0.05
@@ -43,7 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     # Other commands' files stay unread: only the help and completion need them all.
     arguments = parser(words[:1] if words and words[0] in COMMANDS else COMMANDS).parse_args(words)
-    if words[0] != "gamecore":  # which handles signals itself, and belongs to the job that started it
+    if words[0] not in (
+        "gamecore",
+        "bridge",
+    ):  # which handle signals themselves, and belong to the job that started them
         _prepare()
     try:
         code: int = arguments.run(arguments)

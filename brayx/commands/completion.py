@@ -6,7 +6,7 @@ import argparse
 import importlib
 from collections.abc import Iterator, Mapping
 
-from brayx.commands import gamecore
+from brayx.commands import bridge, gamecore
 
 HELP = "print shell completion: source <(brayx completion bash)"
 
@@ -33,7 +33,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Prints the script."""
     from brayx.commands.cli import parser
 
-    kinds = {f"gamecore {kind}": importlib.import_module(f"brayx.bridges.{kind}").parser() for kind in gamecore.KINDS}
+    kinds = {
+        f"{command.__name__.rpartition('.')[2]} {kind}": importlib.import_module(f"brayx.bridges.{kind}").parser()
+        for command in (gamecore, bridge)
+        for kind in command.KINDS
+    }
     print(script(parser(), arguments.shell, kinds), end="")
     return 0
 

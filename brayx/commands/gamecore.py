@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+from collections.abc import Mapping
 
 HELP = "play as a game: `brayx gamecore gym ENV_ID --url URL`"
 KINDS = {
@@ -15,11 +16,17 @@ KINDS = {
 
 
 def options(parser: argparse.ArgumentParser) -> None:
-    """Adds the kinds. Their options stay with the bridge: importing one needs its environment's packages."""
-    kinds = parser.add_subparsers(title="kinds", required=True, metavar="KIND")
-    for kind, help_text in KINDS.items():
+    """Adds the kinds."""
+    add_kinds(parser, KINDS)
+
+
+def add_kinds(parser: argparse.ArgumentParser, kinds: Mapping[str, str]) -> None:
+    """Adds kinds by name and help. Their options stay with the bridge: importing one needs its environment's
+    packages."""
+    commands = parser.add_subparsers(title="kinds", required=True, metavar="KIND")
+    for kind, help_text in kinds.items():
         # No word begins with this prefix, so all words are left to the bridge's parser.
-        words = kinds.add_parser(kind, help=help_text, add_help=False, prefix_chars="\0")
+        words = commands.add_parser(kind, help=help_text, add_help=False, prefix_chars="\0")
         words.add_argument("words", nargs=argparse.REMAINDER)
         words.set_defaults(kind=kind)
 

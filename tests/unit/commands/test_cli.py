@@ -109,6 +109,8 @@ def test_a_pipeline_as_a_module_reports_an_error_in_one_line_as_its_command_does
         ("gamecore chess", "brayx gamecore"),
         ("gamecore gym", "brayx gamecore gym"),
         ("gamecore pettingzoo a:b --games many", "brayx gamecore pettingzoo"),
+        ("bridge gym", "brayx bridge"),
+        ("bridge godot", "brayx gamecore godot"),
         ("ppo", "brayx ppo"),
         ("tune --num-trials many", "brayx tune"),
         ("visualize --save-fig perhaps", "brayx visualize"),
