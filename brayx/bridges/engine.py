@@ -16,11 +16,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from brayx.bridges.clients import ClientSessions
-from brayx.bridges.gym import GameResult
 from brayx.errors import BadBody, BrayxError, ConfigError, DeadlineExceeded
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_bodies import ContractBodies
-from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, START_S, Backoff, GamesRun
+from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, START_S, Backoff, GameResult, GamesRun
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.tcp import TcpSessions

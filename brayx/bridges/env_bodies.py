@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -17,7 +18,7 @@ import numpy as np
 from brayx.errors import BadBody, ConfigError
 from brayx.gamecore.contract import DTYPES, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
-from brayx.gamecore.games import action_reader, encode, jsonable, say
+from brayx.gamecore.games import say
 from brayx.spaces import MASK
 from brayx.strict_json import parse_json
 
@@ -25,6 +26,7 @@ Space = gymnasium.Space[Any]
 spaces = gymnasium.spaces
 _Named = tuple[str, dict[str, Any]]
 _ENCODING = "packed"
+_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class TickBodies(Protocol):
@@ -71,7 +73,7 @@ class EnvBodies:
     def start(self, about: Mapping[str, Any]) -> bytes:
         """A start's body: ``about``, the action space and the contract."""
         said = {} if self._contract is None else self._contract.bodies.contract.as_dict()
-        return encode({**about, **self._profile.about, **said})
+        return _encode({**about, **self._profile.about, **said})
 
     def started(self, reply: bytes) -> TickBodies:
         """The bodies of the session, by the reply to its start."""
@@ -93,7 +95,7 @@ class GymBodies:
     """
 
     def __init__(self, action_space: Space) -> None:
-        self.action = action_reader(action_space)
+        self.action = _action_reader(action_space)
         self.about: dict[str, int] = {}
         if isinstance(action_space, spaces.Discrete):
             first = {"first_action": int(action_space.start)} if action_space.start else {}
@@ -102,12 +104,12 @@ class GymBodies:
     def tick(self, obs: Any, reward: float, info: Mapping[str, Any], **more: Any) -> bytes:
         """See `TickBodies`; ``more`` are further fields."""
         mask = {MASK: jsonable(info[MASK])} if MASK in info else {}
-        return encode({"obs": jsonable(obs), "reward": reward, **more, **mask})
+        return _encode({"obs": jsonable(obs), "reward": reward, **more, **mask})
 
     def stop(self, obs: Any, reward: float, *, terminated: bool, truncated: bool, **more: Any) -> bytes:
         """See `TickBodies`."""
         ended = {"terminated": terminated, "truncated": truncated}
-        return encode({"obs": jsonable(obs), "reward": reward, **more, **ended})
+        return _encode({"obs": jsonable(obs), "reward": reward, **more, **ended})
 
 
 class SpacesBodies:
@@ -272,3 +274,91 @@ def _name(path: tuple[Any, ...], whole: str) -> str:
 @functools.cache
 def _say_once(text: str) -> None:
     say(text)
+
+
+def _encode(document: dict[str, Any]) -> bytes:
+    """A body, as JSON.
+
+    Raises:
+        BadBody: it holds NaN or infinity, which JSON cannot represent.
+    """
+    try:
+        return _dumps(document).encode()
+    except ValueError:
+        raise BadBody(f"the environment gave NaN or infinity, which JSON cannot carry: {document}") from None
+
+
+def jsonable(obs: Any) -> Any:
+    """An observation for `_encode`: arrays become nested lists, tuples lists, dictionaries objects."""
+    if isinstance(obs, np.ndarray | np.generic):
+        return obs.tolist()
+    if isinstance(obs, dict):
+        return {str(name): jsonable(leaf) for name, leaf in obs.items()}
+    if isinstance(obs, tuple | list):
+        return [jsonable(leaf) for leaf in obs]
+    return obs
+
+
+def _action_reader(space: Space) -> Callable[[bytes], Any]:
+    """A function that reads the environment's action from a reply; it raises `BadBody` if there is none."""
+    from_json = _from_json(space)
+    loads = json.loads
+
+    def read(reply: bytes) -> Any:
+        try:
+            return from_json(loads(reply)["action"])
+        except (ValueError, KeyError, TypeError, OverflowError) as error:
+            quoted = reply[:120].decode("utf-8", "replace")
+            reason = "no field 'action'" if isinstance(error, KeyError) else error
+            raise BadBody(f'the reply {quoted!r} is no {{"action": ...}} of {space}: {reason}') from None
+
+    return read
+
+
+def _from_json(space: Space) -> Callable[[Any], Any]:
+    """A function that converts an action's JSON to the space's dtype, for ``env.step``. It raises ValueError for an
+    invalid action."""
+    if isinstance(space, spaces.Discrete):
+        first, past, kind = int(space.start), int(space.start + space.n), space.dtype.type
+
+        def read_discrete(action: Any) -> Any:
+            if type(action) is not int or not first <= action < past:
+                raise ValueError(f"not an integer from {first} to {past - 1}")
+            return kind(action)
+
+        return read_discrete
+    if isinstance(space, spaces.Tuple | spaces.Dict):
+        return _from_nested_json(space)
+
+    def read(action: Any) -> Any:
+        if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
+            action = np.asarray(action, dtype=space.dtype)
+        if isinstance(space, spaces.Box) and space.dtype.kind == "f":
+            action = _rounded_into(space, action)
+        if not space.contains(action):
+            raise ValueError(f"not in {space}")
+        return action
+
+    return read
+
+
+def _from_nested_json(space: spaces.Tuple[Any] | spaces.Dict) -> Callable[[Any], Any]:
+    """As `_from_json`, for a Tuple or Dict."""
+    if isinstance(space, spaces.Tuple):
+        parts = [_from_json(part) for part in space.spaces]
+        return lambda action: tuple(read(part) for read, part in zip(parts, action, strict=True))
+    named = {name: _from_json(part) for name, part in space.spaces.items()}
+
+    def read_named(action: Any) -> Any:
+        if set(action) != set(named):
+            raise ValueError(f"not an object with {', '.join(named)}")
+        return {name: read(action[name]) for name, read in named.items()}
+
+    return read_named
+
+
+def _rounded_into(space: spaces.Box, action: np.ndarray) -> np.ndarray:
+    """Clips ``action`` to the bounds if only rounding to float32 took it beyond them."""
+    clipped: np.ndarray = np.clip(action, space.low, space.high)
+    same = action.shape == space.shape and np.array_equal(action.astype(np.float32), clipped.astype(np.float32))
+    return clipped if same else action

@@ -25,12 +25,11 @@ from typing import Any, Literal
 from brayx.bridges.builds import Builds, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
 from brayx.bridges.godot_wire import PORT, GodotGame, GodotStep
-from brayx.bridges.gym import GameResult
 from brayx.command_line import SWITCH
 from brayx.errors import BadBody, BrayxError, ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.contract import Contract
-from brayx.gamecore.games import GamesRun, say
+from brayx.gamecore.games import GameResult, GamesRun, say
 
 _HOST = "127.0.0.1"
 """The add-on dials no other address."""

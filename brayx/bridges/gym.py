@@ -24,8 +24,7 @@ import contextlib
 import difflib
 import os
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -35,24 +34,11 @@ from brayx.errors import ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.at_once import Game, play_at_once
 from brayx.gamecore.client import Client
-from brayx.gamecore.games import START_S, Ended, GamesRun, send
+from brayx.gamecore.games import START_S, GameResult, GamesRun, send
 from brayx.gamecore.protocol import StepKind
 from brayx.spaces import MASK
 
 Env = gymnasium.Env[Any, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class GameResult:
-    """Result of one game: the sum of rewards, the number of ticks, and how it ended."""
-
-    total_reward: float
-    length: int
-    ended: Ended
-
-    @property
-    def returns(self) -> Mapping[str, float]:
-        return {"": self.total_reward}
 
 
 def make_env(env_id: str, **kwargs: Any) -> Env:

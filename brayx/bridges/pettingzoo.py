@@ -34,13 +34,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
-from brayx.bridges.env_bodies import EnvBodies, TickBodies
+from brayx.bridges.env_bodies import EnvBodies, TickBodies, jsonable
 from brayx.command_line import SWITCH
 from brayx.components import load_module
 from brayx.errors import BrayxError, ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.client import AsyncClient
-from brayx.gamecore.games import MAX_RESUMED, RESUMED, Ended, GamesRun, jsonable
+from brayx.gamecore.games import MAX_RESUMED, RESUMED, Ended, GamesRun
 from brayx.gamecore.protocol import AGENT_MARK
 from brayx.spaces import MASK
 

@@ -24,7 +24,6 @@ import grpc
 
 from brayx.bridges.builds import Builds, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
-from brayx.bridges.gym import GameResult
 from brayx.bridges.unity_wire import (
     BUILD_PORT,
     EDITOR_PORT,
@@ -44,7 +43,7 @@ from brayx.bridges.v1 import unity_pb2 as pb
 from brayx.command_line import SWITCH
 from brayx.errors import BadBody, BrayxError, ConfigError, ProtocolError
 from brayx.gamecore import games as playing
-from brayx.gamecore.games import GamesRun, say
+from brayx.gamecore.games import GameResult, GamesRun, say
 
 _LOOK_S = 0.1
 _SILENT_S = 60.0

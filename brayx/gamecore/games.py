@@ -19,13 +19,11 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
-import gymnasium
 import numpy as np
 
 from brayx.command_line import SWITCH, Parser
 from brayx.errors import (
     AgentError,
-    BadBody,
     BrayxError,
     ConfigError,
     DeadlineExceeded,
@@ -61,8 +59,6 @@ GRACE_S = 5.0
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 
-_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
-
 
 class FinishedGame(Protocol):
     """The result of one game; each kind of gamecore has its own type.
@@ -81,6 +77,19 @@ class FinishedGame(Protocol):
 
     @property
     def ended(self) -> Ended: ...
+
+
+@dataclass(frozen=True, slots=True)
+class GameResult:
+    """Result of one game: the sum of rewards, the number of ticks, and how it ended."""
+
+    total_reward: float
+    length: int
+    ended: Ended
+
+    @property
+    def returns(self) -> Mapping[str, float]:
+        return {"": self.total_reward}
 
 
 AnyResult = TypeVar("AnyResult", bound=FinishedGame)
@@ -255,95 +264,6 @@ def seeds(seed: int | None, place: int = 0) -> Iterator[int | None]:
         game += 1
 
 
-def encode(document: dict[str, Any]) -> bytes:
-    """A body, as JSON.
-
-    Raises:
-        BadBody: it holds NaN or infinity, which JSON cannot represent.
-    """
-    try:
-        return _dumps(document).encode()
-    except ValueError:
-        raise BadBody(f"the environment gave NaN or infinity, which JSON cannot carry: {document}") from None
-
-
-def jsonable(obs: Any) -> Any:
-    """An observation for `encode`: arrays become nested lists, tuples lists, dictionaries objects."""
-    if isinstance(obs, np.ndarray | np.generic):
-        return obs.tolist()
-    if isinstance(obs, dict):
-        return {str(name): jsonable(leaf) for name, leaf in obs.items()}
-    if isinstance(obs, tuple | list):
-        return [jsonable(leaf) for leaf in obs]
-    return obs
-
-
-def action_reader(space: gymnasium.Space[Any]) -> Callable[[bytes], Any]:
-    """A function that reads the environment's action from a reply; it raises `BadBody` if there is none."""
-    from_json = _from_json(space)
-    loads = json.loads
-
-    def read(reply: bytes) -> Any:
-        try:
-            return from_json(loads(reply)["action"])
-        except (ValueError, KeyError, TypeError, OverflowError) as error:
-            quoted = reply[:120].decode("utf-8", "replace")
-            reason = "no field 'action'" if isinstance(error, KeyError) else error
-            raise BadBody(f'the reply {quoted!r} is no {{"action": ...}} of {space}: {reason}') from None
-
-    return read
-
-
-def _from_json(space: gymnasium.Space[Any]) -> Callable[[Any], Any]:
-    """A function that converts an action's JSON to the space's dtype, for ``env.step``. It raises ValueError for an
-    invalid action."""
-    spaces = gymnasium.spaces
-    if isinstance(space, spaces.Discrete):
-        first, past, kind = int(space.start), int(space.start + space.n), space.dtype.type
-
-        def read_discrete(action: Any) -> Any:
-            if type(action) is not int or not first <= action < past:
-                raise ValueError(f"not an integer from {first} to {past - 1}")
-            return kind(action)
-
-        return read_discrete
-    if isinstance(space, spaces.Tuple | spaces.Dict):
-        return _from_nested_json(space)
-
-    def read(action: Any) -> Any:
-        if isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary):
-            action = np.asarray(action, dtype=space.dtype)
-        if isinstance(space, spaces.Box) and space.dtype.kind == "f":
-            action = _rounded_into(space, action)
-        if not space.contains(action):
-            raise ValueError(f"not in {space}")
-        return action
-
-    return read
-
-
-def _from_nested_json(space: gymnasium.spaces.Tuple[Any] | gymnasium.spaces.Dict) -> Callable[[Any], Any]:
-    """As `_from_json`, for a Tuple or Dict."""
-    if isinstance(space, gymnasium.spaces.Tuple):
-        parts = [_from_json(part) for part in space.spaces]
-        return lambda action: tuple(read(part) for read, part in zip(parts, action, strict=True))
-    named = {name: _from_json(part) for name, part in space.spaces.items()}
-
-    def read_named(action: Any) -> Any:
-        if set(action) != set(named):
-            raise ValueError(f"not an object with {', '.join(named)}")
-        return {name: read(action[name]) for name, read in named.items()}
-
-    return read_named
-
-
-def _rounded_into(space: gymnasium.spaces.Box, action: np.ndarray) -> np.ndarray:
-    """Clips ``action`` to the bounds if only rounding to float32 took it beyond them."""
-    clipped: np.ndarray = np.clip(action, space.low, space.high)
-    same = action.shape == space.shape and np.array_equal(action.astype(np.float32), clipped.astype(np.float32))
-    return clipped if same else action
-
-
 # The command
 
 
@@ -384,7 +304,8 @@ def run_command(
             totals[agent] = totals.get(agent, 0.0) + total
         if options.json:
             returned = result.returns.get("", result.returns)
-            print(_dumps({"return": returned, "length": result.length, "ended": result.ended}), flush=True)
+            line = {"return": returned, "length": result.length, "ended": result.ended}
+            print(json.dumps(line, separators=(",", ":")), flush=True)
         elif not options.quiet:
             print(f"game {count}: return {_words(result.returns)}, {result.length} ticks, {result.ended}", flush=True)
 

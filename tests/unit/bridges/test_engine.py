@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from brayx.bridges.engine import AgentStep, EngineAgents
-from brayx.bridges.gym import GameResult
 from brayx.errors import AgentError, BadBody, BrayxError, ConfigError, ConnectFailed
 from brayx.gamecore import StepKind
 from brayx.gamecore.contract import Contract
-from brayx.gamecore.games import GamesRun
+from brayx.gamecore.games import GameResult, GamesRun
 from brayx.gamecore.protocol import StepRequest
 from tests.unit.gamecore.echo_server import EchoApp, serving_tcp
 

@@ -17,9 +17,8 @@ import pytest
 
 from brayx.bridges import godot
 from brayx.bridges.godot import GodotBridge
-from brayx.bridges.gym import GameResult
 from brayx.errors import AgentError, ConfigError
-from brayx.gamecore.games import GamesRun
+from brayx.gamecore.games import GameResult, GamesRun
 from tests.godot_game import Chaser, Document, GodotStandIn
 from tests.unit.bridges.contract_service import ContractService, action_of, serving_contracts
 from tests.waiting import until

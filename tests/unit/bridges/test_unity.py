@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 from brayx.bridges import unity
-from brayx.bridges.gym import GameResult
 from brayx.bridges.unity import run_games
 from brayx.bridges.v1 import unity_pb2 as pb
 from brayx.errors import AgentError, ConfigError
+from brayx.gamecore.games import GameResult
 from tests.unit.bridges.contract_service import ContractService, serving_contracts
 from tests.unity_game import (
     BEHAVIOUR,
