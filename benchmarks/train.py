@@ -143,7 +143,7 @@ class Ran:
     cpu_at: Callable[[float], float]
 
 
-def outcome(points: Sequence[Point], ran: Ran, began_s: float | None = None) -> Outcome:
+def outcome(points: Sequence[Point], ran: Ran, began_s: float | None = None, target: float = TARGET) -> Outcome:
     """Reads a run's course.
 
     Args:
@@ -151,6 +151,7 @@ def outcome(points: Sequence[Point], ran: Ran, began_s: float | None = None) -> 
         ran: the process.
         began_s: when the first game began, on the epoch's clock. None: it is extrapolated from the first point, which
             comes some steps later, by the rate between the first and the last.
+        target: mean return whose time is looked for.
 
     The rate is that up to the last point with new steps.
 
@@ -166,7 +167,7 @@ def outcome(points: Sequence[Point], ran: Ran, began_s: float | None = None) -> 
         began_s = first.time_s - (first.env_steps / rate if rate > 0 else 0.0)
     rate = last.env_steps / (last.time_s - began_s)
     reached = next(
-        (p for p in points if p.games >= WINDOW_GAMES and p.mean_return is not None and p.mean_return >= TARGET), None
+        (p for p in points if p.games >= WINDOW_GAMES and p.mean_return is not None and p.mean_return >= target), None
     )
     startup_cpu_s = ran.cpu_at(began_s)
     return Outcome(
@@ -232,7 +233,7 @@ def run_brayx(variant: str, seed: int, steps: int, overrides: Sequence[str] = ()
     with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
         stamp = Path(folder) / "first-tick"
         words = train_words(variant, seed, steps, folder, overrides)
-        ran = _process(words, {FILE: str(stamp)})
+        ran = run_process(words, {FILE: str(stamp)})
         return outcome(points_of(Path(folder)), ran, float(stamp.read_text())) if ran is not None else None
 
 
@@ -271,7 +272,7 @@ def run_ppo(recipe: Sequence[str], seed: int, steps: int) -> Outcome | None:
         database = Path(folder) / "mlflow.db"
         words = ["--env", "CartPole-v1", "--distributed", "false", "--tracking", str(database), *recipe]
         words += ["--seed", str(seed), "--timesteps", str(steps), "--course", str(Path(folder) / "course.json")]
-        ran = _process(["-m", "pipelines.ppo", *words])
+        ran = run_process(["-m", "pipelines.ppo", *words])
         if ran is None:
             return None
         course = json.loads((Path(folder) / "course.json").read_text())
@@ -302,7 +303,7 @@ def run_game(game: str, seed: int, steps: int | None) -> Played | None:
     with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
         words = ["--env", env, "--distributed", "false", "--preset", "tuned", "--tracking", f"{folder}/mlflow.db"]
         words += ["--seed", str(seed), "--timesteps", str(steps or usual), "--set", f"evaluation_episodes={evaluated}"]
-        ran = _process(["-m", "pipelines.ppo", *words])
+        ran = run_process(["-m", "pipelines.ppo", *words])
     if ran is None:
         return None
     result = json.loads(ran.out.splitlines()[-1])
@@ -328,7 +329,7 @@ def games_table(played: dict[str, list[Played | None]]) -> Table:
 
 def run_sb3(seed: int, steps: int) -> Outcome | None:
     """One run of Stable-Baselines3."""
-    ran = _process(["-m", "benchmarks.sb3", "cartpole", "--seeds", str(seed), "--steps", str(steps)])
+    ran = run_process(["-m", "benchmarks.sb3", "cartpole", "--seeds", str(seed), "--steps", str(steps)])
     if ran is None:
         return None
     return outcome([Point(*point) for point in json.loads(ran.out.splitlines()[-1])["points"]], ran)
@@ -343,15 +344,18 @@ def run(variant: str, seed: int, steps: int, overrides: Sequence[str] = ()) -> O
     return run_ppo(_SAME, seed, steps) if variant == "same" else run_brayx(variant, seed, steps, overrides)
 
 
-def _process(words: Sequence[str], environment: Mapping[str, str] | None = None) -> Ran | None:
-    """Runs a Python process to its end; None, with its standard error shown, if it failed."""
+def run_process(
+    words: Sequence[str], environment: Mapping[str, str] | None = None, folders: Sequence[Path] = ()
+) -> Ran | None:
+    """Runs a Python process to its end; None, with its standard error shown, if it failed. Its modules are looked up in
+    ``folders`` first."""
     started_s = time.time()
     process = subprocess.Popen(
         [sys.executable, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=environment_of(environment or {}),
+        env=environment_of(environment or {}, *folders),
     )
     with CpuClock(process.pid) as cpu:
         try:
@@ -365,10 +369,10 @@ def _process(words: Sequence[str], environment: Mapping[str, str] | None = None)
     return None
 
 
-def environment_of(more: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a process that finds this package wherever it runs."""
+def environment_of(more: Mapping[str, str], *folders: Path) -> dict[str, str]:
+    """The environment of a process that finds this package wherever it runs, and first those in ``folders``."""
     root = str(Path(__file__).parents[1])
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH", ""))))
+    path = os.pathsep.join(filter(None, (*map(str, folders), root, os.environ.get("PYTHONPATH", ""))))
     return {**os.environ, "PYTHONPATH": path, **more}
 
 
