@@ -32,10 +32,11 @@ KEYS = Keys({KEY: SECRET})
 
 
 class Ledger(Actor):
-    """Answers a body with itself and writes down every tick that reached it. Some bodies are commands."""
+    """Answers a body with itself and writes down every tick that reached it. Some bodies are commands: the answer to
+    ``slow`` waits for ``go_on``."""
 
-    def __init__(self, applied: dict[str, list[bytes]], ends: list[tuple[str, str]]) -> None:
-        self.applied, self.ends = applied, ends
+    def __init__(self, applied: dict[str, list[bytes]], ends: list[tuple[str, str]], go_on: threading.Event) -> None:
+        self.applied, self.ends, self._go_on = applied, ends, go_on
         self.session = ""
 
     async def start(self, session: str, body: bytes) -> bytes:
@@ -50,7 +51,7 @@ class Ledger(Actor):
             raise RuntimeError("the agent raised")
         self.applied[self.session].append(body)
         if body == b"slow":
-            await asyncio.sleep(1.0)
+            await self._held()
         return body
 
     async def stop(self, body: bytes) -> bytes:
@@ -58,11 +59,15 @@ class Ledger(Actor):
 
     async def call(self, body: bytes) -> bytes:
         if body == b"slow":
-            await asyncio.sleep(1.0)
+            await self._held()
         return body
 
     async def on_end(self, reason: str) -> None:
         self.ends.append((self.session, reason))
+
+    async def _held(self) -> None:
+        while not self._go_on.is_set():  # noqa: ASYNC110 (another thread sets it)
+            await asyncio.sleep(0.005)
 
 
 class _Loop:
@@ -95,6 +100,7 @@ class Server(Service):
         **options: of the `SessionConfig`.
 
     Attributes:
+        go_on: lets slow answers go.
         moving: so many ticks and stops from now are refused, as a replica refuses them while their session moves.
     """
 
@@ -104,9 +110,10 @@ class Server(Service):
         self.applied: dict[str, list[bytes]] = {}
         self.ends: list[tuple[str, str]] = []
         self.accepted = 0
+        self.go_on = threading.Event()
         self.moving = 0
         self.port = 0
-        self._make_actor = make_actor or (lambda: Ledger(self.applied, self.ends))
+        self._make_actor = make_actor or (lambda: Ledger(self.applied, self.ends, self.go_on))
         self._keys = keys
         self._options = options
         self._loop = loop

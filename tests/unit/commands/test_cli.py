@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 import subprocess
 import sys
@@ -76,12 +77,17 @@ def test_help_loads_no_engine_and_a_command_no_other(words: list[str]) -> None:
     ("words", "when"),
     [(["train", "none.yaml"], "before training began"), (["demo", "--set", "none=1"], "before the demo was over")],
 )
-def test_a_training_reports_its_first_step_at_once_and_when_it_was_interrupted(words: list[str], when: str) -> None:
+def test_a_training_reports_its_first_step_at_once_and_when_it_was_interrupted(
+    words: list[str], when: str, tmp_path: Path
+) -> None:
+    (tmp_path / "pydantic.py").write_text("import time\ntime.sleep(600)\n")  # so that the signal comes in time
     command = [sys.executable, "-m", "brayx", *words]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+    variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=variables, **pipes) as process:  # type: ignore[call-overload]
         assert process.stderr is not None
         assert process.stderr.readline().endswith(".yaml: checking the job ...\n")
-        process.send_signal(signal.SIGINT)  # long before anything is imported
+        process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert (out, err, process.returncode) == ("", f"brayx: interrupted {when}\n", 130)
 
