@@ -78,7 +78,7 @@ class _Loop:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
 
     def do(self, work: Coroutine[Any, Any, Value]) -> Value:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(10)
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(60)
 
     def __enter__(self) -> _Loop:
         self._thread.start()
@@ -86,7 +86,7 @@ class _Loop:
 
     def __exit__(self, *_: object) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         self.loop.close()
 

@@ -213,7 +213,7 @@ def test_a_killed_read_task_is_an_error_and_a_new_stream_goes_on(ray_cluster):
 
         until(another, timeout_s=60)
         ray.get(actor.end.remote())
-        thread.join(10)
+        thread.join(60)
         assert not failed
 
 
@@ -248,7 +248,7 @@ def test_reading_without_ray_data_goes_on_after_the_buffer_died(ray_cluster):
         until(another, timeout_s=60)
         assert remote.dropped["buffer_lost"] % WHOLE == 0
         ray.get(actor.end.remote())
-        thread.join(10)
+        thread.join(60)
         assert not failed
 
 

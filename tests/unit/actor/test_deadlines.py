@@ -48,7 +48,7 @@ async def test_idle_sessions_end_with_their_reason_and_busy_ones_go_on() -> None
     bench = Bench(idle_timeout_s=0.2)
     await bench.ask("start", "idle")
     await bench.ask("start", "busy")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not bench.actors[0].reasons:
             await bench.ask("tick", "busy", b"1")
             await asyncio.sleep(0.01)
@@ -61,11 +61,11 @@ async def test_idle_sessions_end_with_their_reason_and_busy_ones_go_on() -> None
 
 async def test_a_release_that_hangs_is_given_up_after_the_ticks_deadline() -> None:
     async def release(session: str, reason: str) -> None:
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     bench = Bench(ownership=Shared(release=release), tick_timeout_s=0.05)
     await bench.ask("start")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await bench.ask("stop") == b"stopped"
     await until(lambda: bench.actors[0].reasons == ["stop"])
 
@@ -100,7 +100,7 @@ class TestFallback:
         def tick(seq: int, body: bytes) -> Awaitable[bytes]:
             return bench.number(seq, body) if numbered else bench.ask("tick", body=body)
 
-        async with asyncio.timeout(5):  # the agent never continues, so a wait for it would never end
+        async with asyncio.timeout(60):  # the agent never continues, so a wait for it would never end
             assert await tick(0, b"wait") == b"own"
             assert await tick(1, b"1") == b"own 1:1"
             if numbered:
@@ -134,7 +134,7 @@ class TestFallback:
             ownership=others,
         )
         await bench.ask("start")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert await bench.number(0, b"wait") == b"-"
             for seq in range(1, 7):
                 assert await bench.number(seq, b"%d" % seq) == b"-"
@@ -217,7 +217,7 @@ class TestFallback:
         await asyncio.sleep(0.05)
         assert not order
         bench.actors[0].gate.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await asyncio.gather(*ticks)
         assert order == [0, 1, 2]
         assert bench.actors[0].seen == [b"", b"wait", b"1", b"2"]

@@ -64,7 +64,7 @@ def websocket(replica: Replica, session: str, *subprotocols: str, seconds: float
 
 
 async def reply(connection: ClientConnection) -> Any:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         return await connection.recv()
 
 

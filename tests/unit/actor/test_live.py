@@ -21,7 +21,7 @@ async def test_a_session_that_is_about_to_start_is_not_shown_but_can_be_ended() 
     bench = Bench(ownership=Shared(claim=claim))
     live = LiveTable(bench.table)
     starting = asyncio.ensure_future(bench.ask("start"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await claiming.wait()
     assert live.sessions() == []
     with pytest.raises(SessionUnknown):

@@ -401,7 +401,7 @@ def test_a_signal_finishes_cleanly(app: EchoApp, address: str, number: signal.Si
         assert process.stdout is not None
         assert process.stdout.readline().startswith("game 1:")
         process.send_signal(number)
-        output, _ = process.communicate(timeout=10)
+        output, _ = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 0
@@ -416,7 +416,7 @@ def test_a_signal_ends_a_gamecore_whose_service_is_away() -> None:
         assert process.stderr is not None
         assert "connect_failed" in process.stderr.readline()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0
     finally:
         process.kill()
         process.communicate()

@@ -37,7 +37,7 @@ async def test_end_wakes_a_waiting_reader_and_refuses_pushes():
     waiting = asyncio.create_task(actor.next_batch(reader, 5.0))
     await asyncio.sleep(0.01)
     await actor.end()
-    assert (await asyncio.wait_for(waiting, 1.0)).ended
+    assert (await asyncio.wait_for(waiting, 60)).ended
     await actor.push([fragment(WHOLE)])
     assert (await actor.stats())["dropped.ended"] == WHOLE
 
@@ -174,10 +174,10 @@ async def test_a_push_that_may_not_drop_waits_until_a_batch_is_taken():
     reader = await actor.attach()
     assert (await actor.push([columns(2, 1)], False)).room is False
     assert (await actor.push([columns(2, 2)], False))[2:4] == (0, 0)
-    waiting = asyncio.create_task(actor.push([columns(1, 2), columns(3, 3)], False, 0.3))
+    waiting = asyncio.create_task(actor.push([columns(1, 2), columns(3, 3)], False, 1.0))
     await asyncio.sleep(0.01)
     assert (await actor.next_batch(reader, 0.1)).batch["reward"][0, 0] == 1
-    taken = await asyncio.wait_for(waiting, 6.0)
+    taken = await asyncio.wait_for(waiting, 60)
     assert (taken.whole, taken.part, taken.refused) == (1, 2, 0), "another one would complete a second batch"
     assert "dropped.full" not in await actor.stats()
 
@@ -206,7 +206,7 @@ async def test_end_wakes_a_waiting_push():
     waiting = asyncio.create_task(actor.push([columns(2)], False, 5.0))
     await asyncio.sleep(0.01)
     await actor.end()
-    taken = await asyncio.wait_for(waiting, 1.0)
+    taken = await asyncio.wait_for(waiting, 60)
     assert taken.ended
     assert (await actor.stats())["dropped.ended"] == WHOLE
 

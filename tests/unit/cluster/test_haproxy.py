@@ -53,7 +53,7 @@ def replica(name: str) -> Iterator[int]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(60)
 
 
 @contextlib.contextmanager

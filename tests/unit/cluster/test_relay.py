@@ -35,7 +35,7 @@ class Source:
     async def __call__(self) -> tuple[int, int, Weights] | None:
         self.reads += 1
         newest = self.found
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await self.go_on.wait()
         return newest
 

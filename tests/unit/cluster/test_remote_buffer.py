@@ -224,7 +224,7 @@ async def test_a_cancelled_push_sends_no_more(calls):
     remote, answered = buffer((calls, "")), threading.Event()
 
     def full(call):
-        assert answered.wait(10)
+        assert answered.wait(60)
         return taken(room=False)
 
     remote._answer = full
@@ -245,7 +245,7 @@ async def test_the_wait_for_a_thread_counts_as_waiting(calls, monkeypatch):
     remote = buffer((calls, ""))
 
     def first_full(call):
-        assert answered.wait(10)
+        assert answered.wait(60)
         return taken(room=False) if len(calls.made) == 1 else taken(1)
 
     remote._answer = first_full

@@ -181,7 +181,7 @@ async def test_in_local_mode_others_are_served_between_the_calls_of_a_batch(monk
     def gated(leaves):
         running.calls.append(len(leaves[0]))
         loop.call_soon_threadsafe(entered.set)
-        assert gate.wait(10)
+        assert gate.wait(60)
         return run(leaves)
 
     newest.run = gated

@@ -34,7 +34,7 @@ async def test_a_subscriber_survives_an_unexpected_error(caplog):
     store = SimpleNamespace(wait_newer=SimpleNamespace(remote=wait_newer))
     subscriber = WeightSubscriber(store, lambda version, weights: None, relayed=False)
     await subscriber.start()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         await going_on.wait()
     assert subscriber.running
     assert "not one of Ray's" in caplog.text
@@ -123,7 +123,7 @@ class SlowEngine(TorchEngine):
         self.bound += 1
         if self.bound > 1:
             self.started.set()
-            self.go_on.wait(5)
+            self.go_on.wait(60)
         return super().bind(weights)
 
 
@@ -140,8 +140,8 @@ async def test_forwards_continue_while_new_weights_are_prepared(monkeypatch):
     store = SimpleNamespace(wait_newer=SimpleNamespace(remote=wait_newer))
     subscriber = WeightSubscriber(store, model.load, relayed=False)
     starting = asyncio.create_task(subscriber.start())
-    async with asyncio.timeout(20):
-        assert await asyncio.to_thread(engine.started.wait, 10)
+    async with asyncio.timeout(120):
+        assert await asyncio.to_thread(engine.started.wait, 60)
         for _ in range(10):
             assert (await model.forward(np.ones(2, np.float32))).policy_version == 0
         assert not starting.done(), "the weights were ready before a forward could start"

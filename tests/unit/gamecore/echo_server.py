@@ -262,7 +262,7 @@ def serving(app: Any, **options: Any) -> Iterator[str]:
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not server.started:
         assert thread.is_alive()
         assert time.monotonic() < deadline, "the echo server did not start"
@@ -271,7 +271,7 @@ def serving(app: Any, **options: Any) -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = server.force_exit = True
-        thread.join(10)
+        thread.join(60)
         listener.close()
         assert not thread.is_alive(), "the echo server did not stop"
 
@@ -301,7 +301,7 @@ def serving_tcp(step: Step, max_body_bytes: int = MAX_BODY_BYTES) -> Iterator[st
         listener = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         runner = stack.enter_context(loop_in_thread())
         future = asyncio.run_coroutine_threadsafe(asyncio.start_server(connected, sock=listener), runner)
-        server = future.result(10)
+        server = future.result(60)
         yield f"127.0.0.1:{listener.getsockname()[1]}"
         runner.call_soon_threadsafe(server.close)
 
@@ -331,9 +331,9 @@ def loop_in_thread() -> Iterator[asyncio.AbstractEventLoop]:
     try:
         yield loop
     finally:
-        asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(cancel_all(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive(), "the TCP echo server did not stop"
         loop.close()
 

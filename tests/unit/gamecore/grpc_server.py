@@ -47,11 +47,11 @@ def serving(
         await server.stop(None)
         await close()
 
-    server, bound = asyncio.run_coroutine_threadsafe(start(), loop).result(10)
+    server, bound = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
     try:
         yield f"127.0.0.1:{bound}"
     finally:
-        asyncio.run_coroutine_threadsafe(stop(), loop).result(10)
+        asyncio.run_coroutine_threadsafe(stop(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(10)
+        thread.join(60)
         loop.close()

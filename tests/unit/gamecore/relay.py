@@ -60,7 +60,7 @@ class Relay:
     def close(self) -> None:
         self.down()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive(), "a relayed connection did not end"
 
     def _start(self, target: object, *args: object) -> None:

@@ -50,7 +50,7 @@ class Late:
 
     def __call__(self, sock: socket.socket) -> None:
         answer = self._take(sock)
-        self._given_up.wait(10)
+        self._given_up.wait(60)
         try:
             sock.sendall(answer)
         finally:
@@ -59,7 +59,7 @@ class Late:
     def send(self) -> None:
         """Sends it, now that the client has given up."""
         self._given_up.set()
-        assert self._sent.wait(10), "nothing was asked"
+        assert self._sent.wait(60), "nothing was asked"
 
 
 def held(address: str) -> list[str]:
@@ -75,7 +75,7 @@ def scripted(*scripts: Script) -> Iterator[tuple[str, list[int]]]:
     one number for each connection. After the last script the port is closed.
     """
     listener = socket.create_server(("127.0.0.1", 0))
-    listener.settimeout(10)
+    listener.settimeout(60)
     connections: list[int] = []
 
     def serve() -> None:
@@ -86,7 +86,7 @@ def scripted(*scripts: Script) -> Iterator[tuple[str, list[int]]]:
                 except OSError:
                     return
                 connections.append(index)
-                sock.settimeout(10)
+                sock.settimeout(60)
                 with sock, contextlib.suppress(OSError):
                     script(sock)
 
@@ -98,6 +98,6 @@ def scripted(*scripts: Script) -> Iterator[tuple[str, list[int]]]:
     finally:
         with contextlib.suppress(OSError):
             listener.shutdown(socket.SHUT_RDWR)  # wakes a thread that waits in accept; close does not
-        thread.join(10)
+        thread.join(60)
         listener.close()
         assert not thread.is_alive(), "a script did not end"

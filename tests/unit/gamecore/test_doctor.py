@@ -97,14 +97,14 @@ def door(kind: str, clinic: Clinic) -> Iterator[str]:
         thread = threading.Thread(target=loop.run_forever, daemon=True)
         thread.start()
         listener = Listener(clinic, TcpConnection, DoorLimits())
-        asyncio.run_coroutine_threadsafe(listener.open("127.0.0.1", 0), loop).result(10)
+        asyncio.run_coroutine_threadsafe(listener.open("127.0.0.1", 0), loop).result(60)
         try:
             yield "tcp://{}:{}".format(*listener.address)
         finally:
-            asyncio.run_coroutine_threadsafe(listener.close(), loop).result(10)
-            asyncio.run_coroutine_threadsafe(clinic.close(), loop).result(10)
+            asyncio.run_coroutine_threadsafe(listener.close(), loop).result(60)
+            asyncio.run_coroutine_threadsafe(clinic.close(), loop).result(60)
             loop.call_soon_threadsafe(loop.stop)
-            thread.join(10)
+            thread.join(60)
             loop.close()
 
 
@@ -168,7 +168,7 @@ def other_server() -> Iterator[str]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(60)
 
 
 @pytest.mark.parametrize("kind", DOORS)

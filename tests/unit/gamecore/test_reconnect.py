@@ -318,7 +318,7 @@ async def test_ticks_side_by_side_get_a_number_each(scheme: str, relay: Relay, s
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert replies == [b"x"] * 8
     assert [seq for _, seq, _ in service.applied] == [*range(20), *range(8)]
 

@@ -98,7 +98,7 @@ def test_everything_is_read_as_often_as_the_job_says(
     save(tmp_path / "set2.npz")
     buffer = Buffer()
     with Sources(job(tmp_path, source, monkeypatch), {"buffer": buffer}) as sources:  # type: ignore[dict-item]
-        assert sources.join(10.0)
+        assert sources.join(60)
         assert sources.done
     assert sorted(buffer.taken) == taken
     assert sources.fed == {"data": len(taken)}
@@ -153,7 +153,7 @@ def test_a_check_reads_the_first_episode_once_and_nothing_of_a_function(
     check_learning(made)
     buffer = Buffer()
     with Sources(made, {"buffer": buffer}) as sources:  # type: ignore[dict-item]
-        assert sources.join(10.0)
+        assert sources.join(60)
     assert buffer.taken == [0, 1, 2]
 
 
@@ -283,7 +283,7 @@ def test_files_are_marked_as_demonstrations(tmp_path: Path, monkeypatch: pytest.
     for source, marked in [("", False), (", demonstration: true", True)]:
         buffer = Buffer()
         with Sources(job(tmp_path, f"path: set.npz, {BESIDE}{source}", monkeypatch), {"buffer": buffer}) as sources:  # type: ignore[dict-item]
-            assert sources.join(10.0)
+            assert sources.join(60)
         (fragment,) = buffer.fragments
         assert (DEMONSTRATION in fragment.extras) is marked
         (batch,) = BatchPacker(1, 2).add(fragment)
@@ -316,7 +316,7 @@ def test_actions_of_the_rollouts_environment_are_converted(tmp_path: Path) -> No
     made = JobConfig.load(file)
     layout, buffer = check_learning(made), Buffer()
     with Sources(made, {"buffer": buffer}, layout.env) as sources:  # type: ignore[dict-item]
-        assert sources.join(10.0)
+        assert sources.join(60)
     assert not sources.errors
     assert [fragment.action.tolist() for fragment in buffer.fragments] == [[[-1], [0.25], [1]]]
 
@@ -332,5 +332,5 @@ def given(name, config):
     made, buffer = job(tmp_path, "module: given_data, func: given, epochs: 2", monkeypatch), Buffer()
     env = ActionSpec.of(gymnasium.spaces.Discrete(3, start=5))
     with Sources(made, {"buffer": buffer}, env) as sources:  # type: ignore[dict-item]
-        assert sources.join(10.0)
+        assert sources.join(60)
     assert [fragment.action.tolist() for fragment in buffer.fragments] == [[0, 2], [0, 2]]

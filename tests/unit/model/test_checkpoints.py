@@ -76,7 +76,7 @@ def test_weights_that_arrive_during_a_write_are_skipped_and_the_write_uses_a_cop
 
     def slow(self, folder, step):
         started.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return save(self, folder, step)
 
     monkeypatch.setattr(Trial, "save_checkpoint", slow)
@@ -84,7 +84,7 @@ def test_weights_that_arrive_during_a_write_are_skipped_and_the_write_uses_a_cop
     mine = weights(1)
     assert checkpoints.offer(mine, 1, 1)
     mine["w"][:] = 9
-    assert started.wait(10)
+    assert started.wait(60)
     assert not checkpoints.offer(weights(2), 2, 2)
     go_on.set()
     checkpoints.close()

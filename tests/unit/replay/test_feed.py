@@ -90,10 +90,10 @@ def test_a_feed_waits_for_room_and_reads_each_part_once_per_epoch():
     gated = GatedBuffer()
     parts = [lambda first=first: (fragment(2, first + number) for number in range(3)) for first in (0, 10)]
     with Feed(gated, parts, epochs=2) as feed:
-        assert gated.waits.wait(5)
+        assert gated.waits.wait(60)
         assert not feed.join(0.05)
         gated.room.set()
-        assert feed.join(5)
+        assert feed.join(60)
     assert sorted(gated.taken) == sorted(2 * [0, 1, 2, 10, 11, 12])
     assert (feed.fed, feed.refused, feed.error) == (12, 0, None)
 
@@ -108,7 +108,7 @@ def test_a_feed_skips_refused_fragments_and_ends_at_an_error():
         raise OSError("disk gone")
 
     with Feed(gated, [breaks], name="data") as feed:
-        assert feed.join(5)
+        assert feed.join(60)
     assert (feed.fed, feed.refused) == (1, 1)
     assert feed.error.message == "source 'data' raised OSError: disk gone"
 
@@ -128,7 +128,7 @@ def test_fed_fragments_are_accepted_with_any_version_of_another_trial(tmp_path, 
 
     row = columns(2, version=800)
     with Feed(AcceptingBuffer(), [*Dataset(tmp_path / "data.npz").parts(1), lambda: [row]]) as feed:
-        assert feed.join(5)
+        assert feed.join(60)
     assert (feed.fed, feed.refused, feed.error) == (2, 0, None)
     buffer.push(columns(2, version=1))  # the agent's own fragment, which they must not make too old
     buffer.flush()
@@ -142,14 +142,14 @@ def test_a_feed_of_an_invalid_part_is_an_error(part, message):
     gated = GatedBuffer()
     gated.room.set()
     with Feed(gated, [part]) as feed:
-        assert feed.join(5)
+        assert feed.join(60)
     assert message in feed.error.message
 
 
 def test_a_feed_ends_with_its_context_and_reports_a_lost_buffer():
     gated = GatedBuffer()
     with Feed(gated, [lambda: iter(lambda: fragment(2), None)]) as feed:
-        assert gated.waits.wait(5)
+        assert gated.waits.wait(60)
     assert feed.done
     assert feed.error is None
 
@@ -158,7 +158,7 @@ def test_a_feed_ends_with_its_context_and_reports_a_lost_buffer():
             raise ReplayError("buffer 'b' was lost")
 
     with Feed(LostBuffer(), [lambda: [fragment(2)]], name="data") as feed:
-        assert feed.join(5)
+        assert feed.join(60)
     assert feed.error.message == "source 'data': buffer 'b' was lost"
 
 
@@ -168,5 +168,5 @@ def test_a_feed_ends_without_error_once_its_buffer_has_ended():
             raise ReplayError("buffer 'b' takes no more: its stream has ended", ended=True)
 
     with Feed(EndedBuffer(), [lambda: iter(lambda: fragment(2), None)], name="data") as feed:
-        assert feed.join(5)
+        assert feed.join(60)
     assert (feed.fed, feed.error) == (0, None)

@@ -222,7 +222,7 @@ def test_threads_of_one_client_take_turns() -> None:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(10)
+            thread.join(60)
         assert replies == [b"again"] * 8
         assert connections == [0]
 
