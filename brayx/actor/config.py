@@ -65,6 +65,13 @@ class GamecoreConfig(BaseModel):
             raise ValueError(f"a command line: {error}") from None
         return command
 
+    @property
+    def by_hand(self) -> bool:
+        """Whether a person starts its games: it is a bridge to an engine, and starts no builds."""
+        words = shlex.split(self.command)
+        is_bridge = words[:2] == ["brayx", "gamecore"] and words[2:3] in (["godot"], ["unity"])
+        return is_bridge and not any(word.startswith("--command") for word in words)
+
 
 class SessionConfig(BaseModel):
     """Limits and deadlines of an actor's sessions."""

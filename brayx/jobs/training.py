@@ -245,7 +245,9 @@ class JobTraining(abc.ABC):
         must_connect = [*self.urls.values()] if self.job.needs_games else []
         steps = max(_batch_steps(self.job, trainee.config) for trainee in learning.trainees.values())
         share = self.config.max_lost_share
-        watch = Watch(self.progress, learning, games, self.rollouts, steps, share, must_connect)
+        gamecores = self.job.actors[self.actor].gamecores if self.actor else []
+        by_hand = bool(must_connect) and all(config.by_hand for config in gamecores) and self.job.contract is not None
+        watch = Watch(self.progress, learning, games, self.rollouts, steps, share, must_connect, by_hand=by_hand)
         while not learning.wait(LOOK_S):
             self.clerk.check()
             for error in (*sources.errors, *(rollout.error for rollout in self.rollouts)):

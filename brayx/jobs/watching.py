@@ -45,10 +45,12 @@ class Patience:
 
     Args:
         clock: seconds, for tests.
+        by_hand: a person starts the games, and may take any time to mend one: then only gamecores' failures count.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, by_hand: bool = False) -> None:
         self._clock = clock
+        self._counted = () if by_hand else _TROUBLE
         self._since = clock()
         self._steps: float | None = None
         self._trouble_then = 0.0
@@ -62,7 +64,7 @@ class Patience:
             failures: number of gamecores that have failed so far.
         """
         steps = numbers.get("env_steps", 0.0)
-        trouble = failures + _sum_of(_TROUBLE, numbers)
+        trouble = failures + _sum_of(self._counted, numbers)
         if steps != self._steps:
             if self._steps is not None:
                 self._limit_s = NEXT_STEP_TIMEOUT_S
@@ -123,6 +125,31 @@ class Silence:
         )
         waited = f"no request has come to the door for {self._clock() - self._since:.0f} s"
         return f"{waited}: {why} `brayx doctor URL` tries the door"
+
+
+class Absence(Silence):
+    """Says once a minute that no game plays in a job whose games a person starts: that wait has no deadline."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(0, clock)
+        self._said = self._since
+        self._requests: tuple[float, ...] = ()
+
+    def is_over(self, numbers: Mapping[str, float]) -> bool:
+        return False
+
+    def hint(self, numbers: Mapping[str, float]) -> str:
+        """A line about each minute without a request; empty otherwise."""
+        now, requests = self._clock(), (_sum_of(_REQUESTS, numbers), numbers.get(TICKS_THIS_RUN, 0.0))
+        if requests != self._requests:
+            self._requests, self._since, self._said = requests, now, now
+        if now - self._said < _HINT_S:
+            return ""
+        self._said = now
+        return self.verdict()
+
+    def verdict(self) -> str:
+        return f"no request has come to the door for {self._clock() - self._since:.0f} s: start or mend your game"
 
 
 class Losses:
@@ -274,6 +301,7 @@ class Watch:
         batch_steps: transitions that an update needs.
         max_lost_share: as for `Losses`.
         urls: URLs of the doors; empty: the job has none, or other data, too.
+        by_hand: a person starts all games.
     """
 
     def __init__(
@@ -285,12 +313,15 @@ class Watch:
         batch_steps: int,
         max_lost_share: float | None,
         urls: Sequence[str] = (),
+        *,
+        by_hand: bool = False,
     ) -> None:
         self._progress = progress
         self._learner = learner
         self._games = games
         self._rollouts = rollouts
-        self._patience, self._silence = Patience(deadlines.now), Silence(games.num, deadlines.now, urls)
+        self._patience = Patience(deadlines.now, by_hand=by_hand)
+        self._silence = Absence(deadlines.now) if by_hand else Silence(games.num, deadlines.now, urls)
         self._pace, self._losses = Pace(batch_steps, deadlines.now), Losses(max_lost_share, deadlines.now)
         self._returns = Returns()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -34,8 +35,11 @@ _LOOK_S = 0.25
 _HELD_S = 180.0
 """Deadline for a held start: the job builds the agent and the model, and its learner publishes."""
 _CONNECT_S = 180.0
-"""Deadline for the first start, if a game that the job starts itself has failed. Others may wait for a person, as a
+"""Deadline for the first start while a gamecore of the job keeps failing. One that runs may wait for a person, as a
 bridge does."""
+_STEADY_S = 60.0
+"""A gamecore that has not failed for this long works."""
+_REPEAT_S = 60.0
 _END_S = 2.0
 
 
@@ -90,13 +94,24 @@ class Lobby:
         Raises:
             StartupError: the job's own gamecores fail, and send none in time.
         """
-        self.say(f"waiting for a game: it connects to {', '.join(self.doors.urls.values())}")
-        began, last = time.monotonic(), ""
+        waiting = f"waiting for a game: it connects to {', '.join(self.doors.urls.values())}"
+        said_at, failed_at, failing_since = time.monotonic(), 0.0, math.inf
+        failures, last = 0, ""
+        self.say(waiting)
         while not self._decided.wait(_LOOK_S):
+            now = time.monotonic()
             if self.games.messages and self.games.messages[-1] != last:
                 last = self.games.messages[-1]
                 self.say(last)
-            if self.games.failures and time.monotonic() - began > _CONNECT_S:
+                said_at = now
+            if now - said_at > _REPEAT_S:
+                said_at = now
+                self.say(f"still {waiting}{last and '; '}{last}")
+            if self.games.failures != failures:
+                failures, failed_at, failing_since = self.games.failures, now, min(failing_since, now)
+            elif now - failed_at > _STEADY_S:
+                failing_since = math.inf
+            if now - failing_since > _CONNECT_S:
                 raise StartupError(f"no game has sent its contract within {_CONNECT_S:g} s; {self.games}; {last}")
         assert self._contract is not None
         return self._job.model_copy(update={"contract": self._contract.as_dict()})

@@ -7,7 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from brayx.errors import DeadlineExceeded
+from brayx.actor.config import GamecoreConfig
+from brayx.errors import DeadlineExceeded, StartupError
 from brayx.jobs.gamecores import Gamecores
 from brayx.jobs.progress import Progress
 from brayx.jobs.watching import (
@@ -138,6 +139,45 @@ def test_a_job_that_starts_no_games_says_once_where_they_must_connect_and_goes_o
         f"no request has come to the door for 21 s: this job starts no games, so yours must connect to one of "
         f"{URLS[0]}, {URLS[1]}; `brayx doctor URL` tries the door"
     )
+
+
+def test_a_person_who_starts_the_games_is_waited_for_and_told_so_each_minute() -> None:
+    clock, out = Clock(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("brayx.clock.now", clock)
+        bridge = GamecoreConfig(command="brayx gamecore godot --url {tcp_url}")
+        games = Gamecores([bridge], {"tcp": URLS[1]}, ".")
+        progress = Progress("t", num_steps=1, log_interval=1, console=Console(file=out, width=1000))
+        watch = Watch(progress, Starting(), games, [], 8, None, URLS, by_hand=True)
+        watch.look({}, {})
+        clock.now = NEXT_STEP_TIMEOUT_S + 1
+        watch.look({"requests_refused.bad_body": 1.0}, {})
+        for _ in range(3):
+            clock.now += NEXT_STEP_TIMEOUT_S
+            watch.look({"requests_refused.bad_body": 1.0}, {})
+            watch.look({"requests_refused.bad_body": 1.0}, {})
+        lines = [line for line in out.getvalue().splitlines() if "no request has come" in line]
+        for line, waited_s in zip(lines, (180, 360, 540), strict=True):
+            assert f"no request has come to the door for {waited_s} s: start or mend your game; 1 gamecore" in line
+        games.failures = 1
+        clock.now += NEXT_STEP_TIMEOUT_S
+        with pytest.raises(StartupError, match="only errors"):
+            watch.look({"requests_refused.bad_body": 1.0}, {})
+
+
+@pytest.mark.parametrize(
+    ("command", "by_hand"),
+    [
+        ("brayx gamecore godot --url {tcp_url} --quiet", True),
+        ("brayx gamecore unity --url {tcp_url}", True),
+        ("brayx gamecore unity --url {tcp_url} --command ./game", False),
+        ("brayx gamecore unity --url {tcp_url} --command=./game", False),
+        ("brayx gamecore gym CartPole-v1 --url {tcp_url}", False),
+        ("./game {tcp_url}", False),
+    ],
+)
+def test_a_bridge_without_builds_plays_games_that_a_person_starts(command: str, by_hand: bool) -> None:
+    assert GamecoreConfig(command=command).by_hand == by_hand
 
 
 @pytest.mark.parametrize("cluster", [False, True], ids=["local", "cluster"])
