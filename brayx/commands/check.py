@@ -25,6 +25,7 @@ def run(arguments: argparse.Namespace) -> int:
     from brayx.jobs.checks import check_files, check_learning
     from brayx.jobs.code import check_code
     from brayx.jobs.config import JobConfig
+    from brayx.jobs.contract_model import network_to_build
     from brayx.jobs.contracts import built
     from brayx.jobs.options import documented
     from brayx.jobs.sources import Opened
@@ -36,7 +37,9 @@ def run(arguments: argparse.Namespace) -> int:
     check_code(job, job.actors, mode="train")
     opened: Opened = {}
     check_files(job, opened)
-    if len(job.trainers) == 1 and not job.needs_contract:
+    if job.needs_contract:
+        network_to_build(job.as_dict())
+    elif len(job.trainers) == 1:
         check_learning(job, opened)
     print_result(documented(job) if arguments.contract is None else built(job), end="")
     if job.rollouts:

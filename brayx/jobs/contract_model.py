@@ -60,6 +60,20 @@ def build_model(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[
     return network_of(Contract.parse(document), network, learned_by(name, config))
 
 
+def network_to_build(config: Mapping[str, Any]) -> ContractNetworkConfig | None:
+    """The options of a job's network for contracts, which can be read before there is one; None: it builds none.
+
+    Args:
+        config: the whole job as plain dicts.
+
+    Raises:
+        ConfigError: an option is unknown or wrong.
+    """
+    if all(model["module"] != __name__ for model in parts_of(config, "model").values()):
+        return None
+    return network_options(config, ContractNetworkConfig) or ContractNetworkConfig()
+
+
 def check_parameters(contract: Contract, config: Mapping[str, Any]) -> None:
     """Refuses a contract of a game whose network would fill the memory; builds nothing.
 
@@ -73,11 +87,11 @@ def check_parameters(contract: Contract, config: Mapping[str, Any]) -> None:
     Raises:
         BadBody: there are more than `MAX_PARAMETERS`, or an observation has no encoder; names the field.
     """
-    if all(model["module"] != __name__ for model in parts_of(config, "model").values()):
+    network = network_to_build(config)
+    if network is None:
         return
     import torch
 
-    network = network_options(config, ContractNetworkConfig) or ContractNetworkConfig()
     choices = sum(part.size for part in contract.actions)
     width = network.hidden[0] if network.hidden else max(4 * network.lstm, choices)
     total = 0

@@ -113,7 +113,7 @@ def train_in_process(
         stack.callback(clerk.end)
         if clerk.may_resume and (job.needs_contract or job.contract is not None):
             job = with_resumed_contract(job, name, clerk.run(contract_to_resume, job.project, name, uri))
-        lobby = stack.enter_context(_lobby(job)) if job.needs_contract else None
+        lobby = stack.enter_context(open_lobby(job)) if job.needs_contract else None
         import brayx.local.trainee  # noqa: F401  # torch takes a second to import: MLflow's process has started by now
 
         if lobby is not None:
@@ -131,12 +131,18 @@ def train_in_process(
         return _LocalTraining(job, actor, layout, name, uri, clerk, log_interval, notes, lobby).run()
 
 
-def _lobby(job: JobConfig) -> Lobby:
-    """The doors at which a job waits for its contract; checks first what needs none."""
+def open_lobby(job: JobConfig) -> Lobby:
+    """The doors at which a job waits for its contract; checks first what needs none.
+
+    Raises:
+        ConfigError, StartupError: a check failed.
+    """
+    from brayx.jobs.contract_model import network_to_build
     from brayx.local.lobby import Lobby
 
     actor = actor_of(job)
     check_code(job, [actor], mode="train")
+    network_to_build(job.as_dict())
     check_gamecores(job)
     check_ports(ports_of(job, actor))
     return Lobby(job, actor)

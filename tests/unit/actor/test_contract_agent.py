@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import http.client
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,10 +16,15 @@ import pytest
 from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.actor.config import ActorConfig, AgentConfig
+from brayx.actor.host import LocalHost
+from brayx.actor.ownership import SessionSnapshot
 from brayx.actor.players import SeatedPlayer
+from brayx.actor.service import into
+from brayx.actor.serving import Runtime
 from brayx.errors import BadBody, BadLimits
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.metrics import Recorder
 from brayx.types import Forward, Fragment
 
@@ -76,7 +84,8 @@ class Game:
         job = {"mode": mode, "seed": 0, "agent": {"options": {}}, "contract": Contract.parse(contract).as_dict()}
         config = ActorConfig(agents=["agent"], serialize="contract")
         services = Services({"model": model}, {"buffer": self.buffer}, self.recorder)  # type: ignore[dict-item]
-        self.actor: AgentActor = AgentActorFactory.of(config, {"agent": agent}, "", job, services)()
+        self.make_actor = AgentActorFactory.of(config, {"agent": agent}, "", job, services)
+        self.actor: AgentActor = self.make_actor()
 
     async def start(self, **more: Any) -> Any:
         return json.loads(await self.actor.start("session", json.dumps({**self.contract, **more}).encode()))
@@ -99,7 +108,7 @@ async def test_a_start_is_answered_with_the_contract_s_id_and_the_policy_version
     assert await game.start() == {"contract": 1, "id": expected, "policy_version": 7, "encoding": "json"}
     assert await game.tick() == {"go": 2}, "the game counts from 1"
     game.contract = {"contract": expected}
-    game.actor = game.actor._factory()
+    game.actor = game.make_actor()
     assert (await game.start())["id"] == expected, "the id alone stands for the job's contract"
 
 
@@ -213,7 +222,7 @@ async def test_a_model_that_learns_may_not_be_forced_to_numbers(contract: Mappin
     game = Game(contract, Fixed(mean=logits(0, 0, 0), log_std=logits(0, 0, 0)))
     with pytest.raises(BadLimits, match=r"forced\.steer .*: numbers can be forced only while a model is served"):
         await game.start(forced={"steer": [0, 0]})
-    game.actor = game.actor._factory()
+    game.actor = game.make_actor()
     await game.start()
     with pytest.raises(BadLimits, match=r"forced\.steer .*: numbers can be forced only while a model is served"):
         await game.tick(forced={"steer": [0, 0]})
@@ -246,3 +255,46 @@ async def test_a_session_goes_on_from_a_snapshot() -> None:
     assert [await game.tick(reward=1.0) for _ in range(20)] == [await moved.tick(reward=1.0) for _ in range(20)]
     await moved.end(reward=1.0, terminated=True)
     assert moved.recorder.summary()["episode_return"] == 21.0, "less the transition during which it moved"
+
+
+def test_a_session_that_moves_goes_on_at_the_door_with_its_numbered_ticks() -> None:
+    game = Game(DISCRETE, Fixed(logits=logits(0, 0, 0)))
+    config = ActorConfig(agents=["agent"], port=0, native_port=None, tcp_port=None)  # type: ignore[call-arg]
+    old, new, stays = (LocalHost(config, Runtime(game.make_actor)) for _ in range(3))
+    with contextlib.ExitStack() as stack:
+        connections = {}
+        for host in (old, new, stays):
+            host.open()
+            stack.callback(host.close)
+            connections[host] = http.client.HTTPConnection(host.url.removeprefix("http://"), timeout=60)
+            stack.callback(connections[host].close)
+
+        def step(host: LocalHost, kind: str, body: Mapping[str, Any], seq: int) -> Any:
+            headers = {"session": "session", "step_kind": kind, "seq": str(seq)}
+            connections[host].request("POST", "/step", json.dumps(body), headers)
+            return json.loads(connections[host].getresponse().read())
+
+        async def move() -> SessionSnapshot:
+            parked: asyncio.Future[SessionSnapshot] = asyncio.get_running_loop().create_future()
+
+            async def park(session: str, snapshot: SessionSnapshot) -> None:
+                parked.set_result(snapshot)
+
+            old.table.move(park)
+            return await parked
+
+        async def resume(snapshot: SessionSnapshot, tick: Mapping[str, Any]) -> Any:
+            reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+            request = StepRequest(StepKind.TICK, "session", json.dumps(tick).encode(), seq=snapshot.seq)
+            new.table.resume("session", snapshot, request, into(reply))
+            return json.loads(await reply)
+
+        ticks = [{"obs": [number, 2], "reward": 1.0} for number in range(20)]
+        step(stays, "start", DISCRETE, 0)
+        expected = [step(stays, "tick", tick, seq) for seq, tick in enumerate(ticks)]
+        step(old, "start", DISCRETE, 0)
+        assert [step(old, "tick", tick, seq) for seq, tick in enumerate(ticks[:9])] == expected[:9]
+        assert new.run(resume(old.run(move(), 60), ticks[9]), 60) == expected[9]
+        assert step(new, "tick", ticks[9], 9) == expected[9], "the repeat of a tick whose reply was lost is not applied"
+        assert step(new, "tick", ticks[10], 12)["error"] == "out_of_sequence"
+        assert [step(new, "tick", tick, seq) for seq, tick in enumerate(ticks) if seq > 9] == expected[10:]

@@ -13,9 +13,10 @@ from brayx.gamecore.contract import Contract
 from brayx.jobs.checks import check_job
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contracts import built, contract_lines
-from brayx.jobs.recorded import recorded_contract, with_contract, with_resumed_contract
+from brayx.jobs.recorded import contract_to_resume, recorded_contract, with_contract, with_resumed_contract
 from brayx.jobs.shipped import TEMPLATES
 from brayx.model.arms import WeightSource
+from brayx.tracking import Trial
 
 GAME = TEMPLATES / "game.yaml"
 CONTRACT = {
@@ -122,6 +123,20 @@ def test_a_resumed_trial_keeps_its_contract() -> None:
     assert with_resumed_contract(other, "main", None) is other
     with pytest.raises(ConfigError, match=r"trial 'main' learned another: observations\.speed\.shape is .* add --new"):
         with_resumed_contract(other, "main", contract)
+
+
+def test_the_contract_to_resume_is_that_of_an_interrupted_trial_s_newest_checkpoint(
+    tmp_path: Path, tracking_db: str
+) -> None:
+    assert contract_to_resume("game", "main", tracking_db) is None
+    trial = Trial.open("game", "main", tracking_db)
+    assert contract_to_resume("game", "main", tracking_db) is None, "it has no weights yet"
+    (checkpoint := tmp_path / "checkpoint").mkdir()
+    trial.save_checkpoint(recorded_in(checkpoint, Contract.parse(SMALL).as_dict()), 100)
+    recorded = contract_to_resume("game", "main", tracking_db)
+    assert with_resumed_contract(job(), "main", recorded).contract == Contract.parse(SMALL).as_dict()
+    trial.finish()
+    assert contract_to_resume("game", "main", tracking_db) is None, "a finished trial is not resumed"
 
 
 def test_a_checkpoint_of_a_job_without_a_contract_has_none(tmp_path: Path) -> None:

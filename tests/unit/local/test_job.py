@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from brayx.errors import ConfigError
 from brayx.jobs.config import JobConfig
 from brayx.jobs.shipped import TEMPLATES
-from brayx.local.job import beyond_local, in_one_process
+from brayx.local.job import beyond_local, in_one_process, open_lobby
 
 
 def cartpole(*overrides: str) -> JobConfig:
@@ -66,3 +67,8 @@ def test_workers_whose_function_makes_their_environments_at_once_keep_their_numb
     local_job, said = in_one_process(JobConfig.load(TEMPLATES / "ppo_env.yaml", overrides))
     assert (local_job.rollouts["rollout"].num_workers, local_job.rollouts["rollout"].num_envs) == (2, 8)
     assert said == ["rollout.num_workers is 2: one thread steps their 16 environments"]
+
+
+def test_options_of_the_network_are_refused_before_the_first_game_comes() -> None:
+    with pytest.raises(ConfigError, match=r"network\.hiden: unknown key; nearest is 'hidden'"):
+        open_lobby(JobConfig.load(TEMPLATES / "game.yaml", ["network.hiden=[7]"]))

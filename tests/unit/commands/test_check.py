@@ -1,0 +1,42 @@
+"""``brayx check`` of a job that needs a contract: what it refuses before there is one, and what is built for one."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import pytest
+
+from brayx.commands import check
+from brayx.errors import ConfigError
+from brayx.jobs.shipped import TEMPLATES
+
+GAME = TEMPLATES / "game.yaml"
+CONTRACT = {
+    "contract": 1,
+    "observations": {"speed": {"shape": [2]}},
+    "actions": {"dash": {"kind": "discrete", "size": 2}},
+}
+
+
+def checked(*overrides: str, contract: str | None = None) -> int:
+    return check.run(argparse.Namespace(config=str(GAME), overrides=list(overrides), contract=contract))
+
+
+def test_what_is_built_for_a_contract_is_printed_instead_of_the_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.json").write_text(json.dumps(CONTRACT))
+    assert checked(contract=str(tmp_path / "mine.json")) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("observations: speed: 2 float32\nactions: dash: one of 2 choices from 0\n")
+    assert out.rstrip().endswith("parameters in all")
+    assert err == f"{GAME}: ok\n"
+    assert checked() == 0
+    assert "contract: null" in capsys.readouterr().out, "without one, the options"
+
+
+def test_options_of_the_network_are_checked_before_there_is_a_contract() -> None:
+    with pytest.raises(ConfigError, match=r"network\.hiden: unknown key; nearest is 'hidden'"):
+        checked("network.hiden=[7]")
