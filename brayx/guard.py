@@ -11,9 +11,11 @@ import contextlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Self
 
@@ -57,8 +59,8 @@ class GamecoreGuard:
         words: Sequence[str],
         *,
         folder: str | Path = "",
-        stdout: int | IO[bytes],
-        stderr: int | IO[bytes],
+        stdout: int | IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
         **variables: str,
     ) -> subprocess.Popen[bytes]:
         """Starts a game, which leads a process group; its standard input is empty.
@@ -85,6 +87,20 @@ class GamecoreGuard:
         )
         self._groups.add(process.pid)
         return process
+
+    def end(self, processes: Iterable[subprocess.Popen[bytes]], timeout_s: float) -> None:
+        """Ends games: SIGTERM to them and their children, and SIGKILL to those that still run after ``timeout_s``."""
+        deadline, processes = time.monotonic() + timeout_s, list(processes)
+        for process in processes:
+            signal_group(process, signal.SIGTERM)
+        for process in processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(0.0, deadline - time.monotonic()))
+            while signal_group(process, 0) and time.monotonic() < deadline:
+                time.sleep(0.02)
+            signal_group(process, signal.SIGKILL)
+            process.wait(timeout=_END_S)
+            self.forget(process)
 
     def forget(self, process: subprocess.Popen[bytes]) -> None:
         """Call it when a game and its children have ended, because the system may reuse its process id."""
@@ -124,6 +140,19 @@ class GamecoreGuard:
         if self._watch is not None:
             with contextlib.suppress(BrokenPipeError):  # the shell was killed; `_pipe` replaces it
                 self._stdin.write(text.encode())
+
+
+def signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
+    """Signals a game and its children, which may outlive it: it leads a process group.
+
+    Returns:
+        Whether a process of the group exists; signal 0 only checks.
+    """
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def program(word: str, folder: str | Path) -> str | None:

@@ -1,10 +1,11 @@
 """`Builds`: an engine's games as processes, started by their bridge, and started again when they end.
 
-Their output is the bridge's own. Knows nothing of what they say to the bridge.
+Their output is the bridge's own, and they end with it, even if it is killed. Knows nothing of what they say to it.
 """
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import signal
 import subprocess
@@ -13,7 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from brayx.errors import ConfigError
+from brayx.command_line import SWITCH
+from brayx.errors import ConfigError, StartupError
+from brayx.guard import GamecoreGuard, signal_group
 from brayx.restarts import RestartTimes
 
 _END_S = 3.0
@@ -41,6 +44,25 @@ def words_of(command: str) -> list[str]:
     return words
 
 
+def add_options(parser: argparse.ArgumentParser, *, listen: int | None, ports: str, headless: bool) -> None:
+    """Adds the options of a bridge that listens for games: ``listen``, ``command``, ``num`` and ``headless``.
+
+    Args:
+        parser: the bridge's.
+        listen: default of ``--listen``.
+        ports: the rest of its help, with the default.
+        headless: default of ``--headless``.
+    """
+    add = parser.add_argument
+    add("--listen", type=int, default=listen, metavar="PORT", help=f"port for games that are started by hand{ports}")
+    add("--command", default="", metavar="BUILD", help="start this exported build instead, and again whenever it ends")
+    add("--num", type=int, default=1, help="number of builds (default: %(default)s)")
+    draws = " (default)" if headless else ""
+    add(
+        "--headless", help=f"the builds draw nothing{draws}; not for agents that see", **{**SWITCH, "default": headless}
+    )
+
+
 class Builds:
     """Keeps builds running; a context manager, at whose end they have ended.
 
@@ -53,6 +75,7 @@ class Builds:
     """
 
     def __init__(self, commands: Sequence[Sequence[str]], say: Callable[[str], None]) -> None:
+        self._guard = GamecoreGuard()
         self._builds = [_Build(list(words)) for words in commands]
         self._say = say
 
@@ -66,16 +89,8 @@ class Builds:
         return self
 
     def __exit__(self, *_: object) -> None:
-        running = [build.process for build in self._builds if build.process is not None]
-        for process in running:
-            process.terminate()
-        deadline = time.monotonic() + _END_S
-        for process in running:
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        self._guard.end([build.process for build in self._builds if build.process is not None], _END_S)
+        self._guard.close()
 
     def watch(self) -> None:
         """Call several times a second: starts builds again that have ended, later each time one ends soon."""
@@ -85,6 +100,8 @@ class Builds:
                 if now >= build.times.restart_at:
                     self._start(build)
             elif (status := build.process.poll()) is not None:
+                signal_group(build.process, signal.SIGKILL)  # its children must not keep the port of its successor
+                self._guard.forget(build.process)
                 build.process = None
                 lived_s = build.times.ended(now)
                 self._say(
@@ -94,10 +111,10 @@ class Builds:
 
     def _start(self, build: _Build) -> None:
         try:
-            build.process = subprocess.Popen(build.words, stdin=subprocess.DEVNULL)
-        except OSError as error:
+            build.process = self._guard.start(build.words)
+        except StartupError:
             raise ConfigError(
-                f"the build {build.words[0]!r} cannot be started: {error.strerror}; expected the path of an executable"
+                f"the build {build.words[0]!r} cannot be started: expected the path of an executable"
             ) from None
         build.times.started()
 

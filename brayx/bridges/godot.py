@@ -22,10 +22,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from brayx.bridges.builds import Builds, words_of
+from brayx.bridges.builds import Builds, add_options, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
 from brayx.bridges.godot_wire import PORT, GodotGame, GodotStep
-from brayx.command_line import SWITCH
 from brayx.errors import BadBody, BrayxError, ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.contract import Contract
@@ -239,20 +238,10 @@ def _listen(port: int) -> socket.socket:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = playing.command_parser("godot", "Play Godot projects that use the add-on godot_rl, unmodified.")
-    made.add_argument(
-        "--listen", type=int, default=PORT, metavar="PORT",
-        help="port for games that are started by hand; 0: a free one (default: %(default)s)",
-    )  # fmt: skip
-    made.add_argument(
-        "--command", default="", metavar="BUILD", help="start this exported build instead, and again whenever it ends"
-    )
-    made.add_argument("--num", type=int, default=1, help="number of builds (default: %(default)s)")
+    add_options(made, listen=PORT, ports="; 0: a free one (default: %(default)s)", headless=True)
     made.add_argument("--speedup", type=float, default=None, help="of the builds: how much faster physics runs")
     made.add_argument("--action-repeat", type=int, default=None, help="of the builds: frames for each action")
     made.add_argument("--fixed-fps", type=int, default=None, help="of the builds: frames per second of the game's time")
-    made.add_argument(
-        "--headless", help="the builds draw nothing (default); not for agents that see", **{**SWITCH, "default": True}
-    )
     made.add_argument(
         "--time-limit", type=int, default=None, metavar="STEPS",
         help="an episode that is done after this many steps or more was cut by the game's clock (reset_after)",

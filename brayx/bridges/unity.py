@@ -22,7 +22,7 @@ from typing import Any
 
 import grpc
 
-from brayx.bridges.builds import Builds, words_of
+from brayx.bridges.builds import Builds, add_options, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
 from brayx.bridges.unity_wire import (
     BUILD_PORT,
@@ -40,7 +40,6 @@ from brayx.bridges.unity_wire import (
     welcome,
 )
 from brayx.bridges.v1 import unity_pb2 as pb
-from brayx.command_line import SWITCH
 from brayx.errors import BadBody, BrayxError, ConfigError, ProtocolError
 from brayx.gamecore import games as playing
 from brayx.gamecore.games import GameResult, GamesRun, say
@@ -102,6 +101,14 @@ class UnityPort:
                 message = quit_message()
             self._called_at = time.monotonic()
             return message.SerializeToString()
+
+    def missed(self) -> None:
+        """Says that a call's message was not read."""
+        if not self._run.is_over():
+            say(
+                f"{self._name} sent no whole message: one of more than {MAX_MESSAGE_BYTES / 2**20:g} MiB is refused; "
+                "give its cameras fewer pixels, or fewer agents to a scene"
+            )
 
     def watch(self) -> None:
         """Call several times a second: ends the sessions of a game that does not call any more."""
@@ -285,11 +292,17 @@ def _wait_for_end(run: EngineRun, ports: list[UnityPort]) -> None:
 def _serve(port: UnityPort, number: int) -> tuple[Any, int]:
     """A server of the call that a game makes; and where it listens."""
 
-    def exchange(data: bytes, context: Any) -> bytes:
+    def exchange(messages: Iterator[bytes], context: Any) -> bytes:
+        try:
+            data = next(messages)
+        except (StopIteration, grpc.RpcError):
+            port.missed()
+            return b""
         return port.answer(data, context.peer())
 
     service, method = PATH
-    handlers = grpc.method_handlers_generic_handler(service, {method: grpc.unary_unary_rpc_method_handler(exchange)})
+    # The game sends one message; but gRPC never calls a function of one message if that is too large.
+    handlers = grpc.method_handlers_generic_handler(service, {method: grpc.stream_unary_rpc_method_handler(exchange)})
     server = grpc.server(
         ThreadPoolExecutor(4, thread_name_prefix="brayx-unity"),
         handlers=(handlers,),
@@ -317,18 +330,11 @@ def _serve(port: UnityPort, number: int) -> tuple[Any, int]:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = playing.command_parser("unity", "Play Unity projects that use the package ML-Agents, unmodified.")
-    made.add_argument(
-        "--listen", type=int, default=None, metavar="PORT",
-        help="port for a game that is started by hand, or for the first build (default: 5004, 5005 with --command)",
-    )  # fmt: skip
-    made.add_argument(
-        "--command", default="", metavar="BUILD", help="start this build instead, and again whenever it ends"
-    )
-    made.add_argument("--num", type=int, default=1, help="number of builds (default: %(default)s)")
+    ports = f", or for the first build (default: {EDITOR_PORT}, {BUILD_PORT} with --command)"
+    add_options(made, listen=None, ports=ports, headless=False)
     made.add_argument(
         "--time-scale", type=float, default=20.0, help="how much faster than real time (default: %(default)g)"
     )
-    made.add_argument("--headless", help="the builds draw nothing; not for agents that see", **SWITCH)
     return made
 
 

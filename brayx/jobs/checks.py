@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from brayx.algorithms.build import check_enough, check_fits
 from brayx.errors import ConfigError, ModelError
 from brayx.gamecore.auth import Keys
+from brayx.guard import program
 from brayx.jobs.code import check_code, scripts_of
 from brayx.jobs.config import JobConfig, job_of, only
-from brayx.jobs.guard import program
 from brayx.jobs.sources import Opened, check_sources, only_imitated
 from brayx.jobs.stored_models import check_initial_weights
 from brayx.tracking.tensorboard import check_installed

@@ -27,8 +27,8 @@ from brayx.gamecore.auth import KEYS_FILE_VARIABLE, KEYS_VARIABLE, credentials
 from brayx.gamecore.doors import ON_HTTP_PORT, SECURE
 from brayx.gamecore.status import read_status
 from brayx.gamecore.transports.base import Endpoint
+from brayx.guard import GamecoreGuard
 from brayx.jobs.gamecores import filled
-from brayx.jobs.guard import GamecoreGuard
 from brayx.jobs.output import Output
 from brayx.metrics import games_text, significant
 from brayx.temporary import output_folder

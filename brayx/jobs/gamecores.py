@@ -7,7 +7,6 @@ progress display, and the output files of games that fail.
 from __future__ import annotations
 
 import contextlib
-import os
 import shlex
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from brayx import clock
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import ConfigError, StartupError
 from brayx.gamecore.doors import DOORS
-from brayx.jobs.guard import GamecoreGuard
+from brayx.guard import GamecoreGuard, signal_group
 from brayx.jobs.output import Output
 from brayx.restarts import RestartTimes
 from brayx.temporary import output_folder
@@ -132,18 +131,8 @@ class Gamecores:
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(timeout=min(2.0, timeout_s))
-        for game in self._games:
-            _signal(game, signal.SIGTERM)
-        for game in self._games:
-            if game.process is None:
-                continue
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                game.process.wait(timeout=max(0.0, deadline - time.monotonic()))
-            while _signal(game, 0) and time.monotonic() < deadline:
-                time.sleep(0.02)
-            _signal(game, signal.SIGKILL)
-            game.process.wait(timeout=5.0)
-            self._guard.forget(game.process)
+        running = [game.process for game in self._games if game.process is not None]
+        self._guard.end(running, deadline - time.monotonic())
         self._guard.close()
         for game in self._games:
             game.output.close(keep=game.has_failed)
@@ -188,7 +177,7 @@ class Gamecores:
     def _ended(self, game: _GameProcess, now: float) -> None:
         """A game that gives up while a debugger's prompt stops the door does not count as a failure."""
         assert game.process is not None
-        _signal(game, signal.SIGKILL)  # its children must not keep playing next to its successor
+        signal_group(game.process, signal.SIGKILL)  # its children must not keep playing next to its successor
         self._guard.forget(game.process)
         self._read(game)
         lived_s = game.times.ended(now)
@@ -231,18 +220,3 @@ def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> l
             )
         words = [word.replace(mark, urls[name]) for word in words]
     return words
-
-
-def _signal(game: _GameProcess, number: int) -> bool:
-    """Signals the process and its children, which may outlive it: it leads a process group.
-
-    Returns:
-        Whether a process of the group exists; signal 0 only checks.
-    """
-    if game.process is None:
-        return False
-    try:
-        os.killpg(game.process.pid, number)
-    except ProcessLookupError:
-        return False
-    return True

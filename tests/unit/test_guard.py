@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from brayx.jobs.guard import GamecoreGuard
+from brayx.guard import GamecoreGuard
 from tests.processes import alive
 from tests.waiting import WAIT_S, until
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from brayx.bridges.builds import Builds, words_of
 from brayx.errors import ConfigError
+from tests.processes import alive
 from tests.waiting import until
 
 
@@ -30,6 +32,22 @@ def test_builds_end_with_their_bridge() -> None:
     with Builds([[sys.executable, "-c", "import time; time.sleep(600)"]] * 2, print) as builds:
         processes = [build.process for build in builds._builds]
     assert [process.returncode for process in processes if process] == [-15, -15]
+
+
+BRIDGE = """
+import sys
+from brayx.bridges.builds import Builds
+with Builds([["sh", "-c", "echo $$ > pid; exec sleep 600"]], print):
+    sys.stdin.read()
+"""
+
+
+def test_no_build_outlives_a_killed_bridge(tmp_path: Path) -> None:
+    pid = tmp_path / "pid"
+    with subprocess.Popen([sys.executable, "-c", BRIDGE], cwd=tmp_path, stdin=subprocess.PIPE) as bridge:
+        until(lambda: pid.exists() and pid.read_text().endswith("\n"), "the build runs")
+        bridge.kill()
+    until(lambda: not alive(int(pid.read_text())), "it has ended")
 
 
 def test_commands_that_cannot_be_started() -> None:

@@ -319,12 +319,21 @@ def test_messages_cut_at_each_byte(service: ContractService) -> None:
         assert pb.Message.FromString(caller.call_bytes(whole)).header.status == 200
 
 
-def test_a_message_beyond_the_limit(service: ContractService, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_beyond_the_limit(
+    service: ContractService, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard: list[str] = []
+
+    def named() -> bool:
+        heard.append(said(capsys))
+        return "the game sent no whole message: one of more than 0.0625 MiB is refused" in "".join(heard)
+
     monkeypatch.setattr(unity, "MAX_MESSAGE_BYTES", 1 << 16)
     with Bridge(service) as bridge, connected(bridge) as caller:
         with pytest.raises(grpc.RpcError) as caught:
             caller.call_bytes(bytes(1 << 17))
         assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        until(named, "the line on the screen")
         assert caller.call(agents_message({BEHAVIOUR: [one(1)]}, [behaviour()])).header.status == 200
         caller.call(leaving())
 

@@ -39,6 +39,15 @@ def test_commands_get_the_door_and_their_number(tmp_path: Path) -> None:
         assert running.running == 2
 
 
+def test_a_job_adopts_the_games_that_were_started_to_learn_their_contract(tmp_path: Path) -> None:
+    with games(tmp_path, "import time; time.sleep(600)", num=2) as running:
+        before = pids(running)
+        with running as adopted:
+            assert adopted is running
+            assert pids(adopted) == before != []
+        assert running.running == 0, "they end with the job"
+
+
 def test_a_game_that_dies_is_started_again_and_its_last_words_are_kept(tmp_path: Path) -> None:
     program = "import sys; print('the door is shut', file=sys.stderr); sys.exit(3)"
     with games(tmp_path, program) as running:
