@@ -18,7 +18,7 @@ from brayx.ports import is_loopback
 
 _log = logging.getLogger(__name__)
 
-CHECKED_VERSIONS = ("2.60.",)
+CHECKED_VERSIONS = ("2.59.", "2.60.")
 """Versions of Ray with which the parts used here were checked, as prefixes."""
 
 _RETRY_S = 1.0
