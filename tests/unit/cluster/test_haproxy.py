@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from brayx.bridges.pettingzoo import session_id
 from brayx.cluster.cluster import Cluster
 from brayx.errors import StartupError
 from brayx.ports import free_port
+from tests.waiting import until
 
 GUIDE = Path(__file__).parents[3] / "docs" / "guide-serve.md"
 REPLICAS = 3
@@ -73,11 +73,8 @@ def haproxy(config: Path, port: int, backend: str) -> Iterator[subprocess.Popen[
         text=True,
     )
     try:
-        deadline = time.monotonic() + 10
-        while not listens(port):
-            assert process.poll() is None, process.communicate()[1]
-            assert time.monotonic() < deadline, "HAProxy does not listen"
-            time.sleep(0.02)
+        until(lambda: listens(port) or process.poll() is not None, "HAProxy listens")
+        assert process.poll() is None, process.communicate()[1]
         yield process
     finally:
         process.kill()
@@ -105,7 +102,7 @@ def listens(port: int) -> bool:
 
 def test_sessions_of_a_game_reach_one_replica_and_games_spread_over_all(proxy: int) -> None:
     def place(session: str) -> bytes:
-        connection = http.client.HTTPConnection("127.0.0.1", proxy, timeout=10)
+        connection = http.client.HTTPConnection("127.0.0.1", proxy, timeout=60)
         try:
             connection.request("POST", "/step", b"", {"session": session} if session else {})
             return connection.getresponse().read()
@@ -126,7 +123,9 @@ def test_sessions_of_a_game_reach_one_replica_and_games_spread_over_all(proxy: i
 def test_a_job_ends_the_haproxy_of_a_killed_ray_at_its_ports_and_no_other(tmp_path: Path) -> None:
     killed, lives = "0123" * 14, "4567" * 14
     folders = {"orphan": killed, "elsewhere": killed, "live": lives, "users": "own"}
-    ports = {name: free_port() for name in folders}
+    ports: dict[str, int] = {}
+    while len({*ports.values()}) < len(folders):  # a port stays free until it is taken, so it may come twice
+        ports = {name: free_port() for name in folders}
     raylet = [sys.executable, "-c", "import time; time.sleep(600)", f"--node_id={lives}"]
     with contextlib.ExitStack() as stack:
         node = stack.enter_context(subprocess.Popen(raylet))

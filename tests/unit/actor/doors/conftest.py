@@ -6,18 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-import brayx.clock as clock
-from tests.unit.actor.doors.native_doors import Native, Seconds, native
+from tests.unit.actor.doors.native_doors import Native, native
 
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Native]:
     with native() as made:
         yield made
-
-
-@pytest.fixture
-def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
-    made = Seconds()
-    monkeypatch.setattr(clock, "monotonic", made)
-    return made

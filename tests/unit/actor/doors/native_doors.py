@@ -44,15 +44,6 @@ class Native:
         return "tcp://{}:{}".format(*self.tcp.address)
 
 
-class Seconds:
-    """The monotonic clock of all deadlines, which only the test moves: so a paused process misses none."""
-
-    value = 100.0
-
-    def __call__(self) -> float:
-        return self.value
-
-
 @contextlib.contextmanager
 def native(
     *, uv: bool = True, table: type[TableService] = TableService, window_bits: int | None = None, **limits: Any

@@ -37,11 +37,11 @@ from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.tcp import REQUEST_HEAD, ReplyReader, encode_request
 from brayx.logs import LINES
 from brayx.ports import free_port
+from tests.unit.actor.bench import Seconds
 from tests.unit.actor.doors.native_doors import (
     MAX_BODY_BYTES,
     WAIT_S,
     Native,
-    Seconds,
     connect,
     native,
     post,
