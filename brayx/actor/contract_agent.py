@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from brayx.actions import MASKED, greedy, log_prob, sample
+from brayx.actions import MASKED
 from brayx.actor.agent import Agent, State, forward, pinned, push, record
+from brayx.actor.decode import sample_action
 from brayx.errors import BadBody, BadLimits
 from brayx.gamecore.contract import ActionPart, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
@@ -61,27 +62,24 @@ class ContractAgent(Agent):
         limits = self.limits.with_tick(tick)
         obs = limits.observed(tick.obs) if self.explores else tick.obs
         outputs, version = await forward(self.model, obs)
-        policy = {name: _batched(outputs[name]) for name in _POLICY if name in outputs}
+        policy = {name: outputs[name] for name in _POLICY if name in outputs}
         if not self.explores:
             policy = limits.limited(policy)
-        action = sample(policy, self.rng)[0] if self.explores else greedy(policy)
+        action, log_prob = sample_action(policy, self.rng, greedy=not self.explores)
         state.value = np.asarray(outputs["value"])
         # The state of a recurrent policy before the step.
         memory = flatten(outputs["state"], "state") if "state" in outputs else {}
-        state.step = Step(obs, action[0], float(log_prob(policy, action)[0]), version, memory)
-        state.output.update({**self.named(action[0]), **limits.numbers})
+        state.step = Step(obs, action, log_prob, version, memory)
+        state.output.update({**self.named(action), **limits.numbers})
 
     def named(self, action: np.ndarray) -> dict[str, Any]:
         """The policy's action as the game's, by name: choices from their starts, numbers within their bounds."""
-        contract, flat = self.contract, action.reshape(-1)
-        choices = {part.name: part.start + int(flat[index]) for index, part in enumerate(contract.discrete)}
-        numbers, at = {}, len(choices)
+        contract, flat = self.contract, iter(action.reshape(-1).tolist())
+        named: dict[str, Any] = {part.name: part.start + int(next(flat)) for part in contract.discrete}
         for part in contract.continuous:
-            low, high = np.asarray(part.low), np.asarray(part.high)
-            scaled = low + (flat[at : at + part.size].astype(np.float64) + 1) * 0.5 * (high - low)
-            numbers[part.name] = np.clip(scaled, low, high)
-            at += part.size
-        return {**choices, **numbers}
+            bounds = zip(part.low, part.high, flat, strict=False)
+            named[part.name] = [min(max(low + (x + 1) * 0.5 * (high - low), low), high) for low, high, x in bounds]
+        return named
 
     async def on_episode(self, episode: list[State], done: bool) -> None:
         last, ticks = episode[-1], [state.input for state in episode[1:]]
@@ -111,10 +109,6 @@ class ContractAgent(Agent):
 
     def restore(self, snapshot: bytes) -> None:
         self.rng.bit_generator.state, self.total_reward, self.length, self.parts = pickle.loads(snapshot)
-
-
-def _batched(output: Any) -> Any:
-    return tuple(head[None] for head in output) if isinstance(output, tuple | list) else np.asarray(output)[None]
 
 
 class ActionLimits:
@@ -180,7 +174,7 @@ class ActionLimits:
                 )
 
     def limited(self, policy: dict[str, Any]) -> dict[str, Any]:
-        """The policy of a served model without the choices that are not allowed, ``[1, ...]``.
+        """The policy of a served model without the choices that are not allowed.
 
         Raises:
             BadLimits: no choice is left.

@@ -1,21 +1,75 @@
-"""Turns a policy's outputs into an action, one observation at a time, in NumPy.
+"""Turns a policy's outputs into an action, one observation at a time.
 
-One row of logits becomes one action and its log-probability, which PPO's ratio needs. The learner handles batches
-(`brayx.algorithms`). It uses `math` for short rows, because a NumPy call costs more than a
-dozen Python operations. Knows nothing of agents or models.
+One observation's outputs become one action and its log-probability, which PPO's ratio needs. `brayx.actions` does the
+same for batches. Short rows are computed with `math`, because a NumPy call costs more than a dozen Python operations.
+Knows nothing of agents or models.
 """
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
+import brayx.actions as actions
 from brayx.errors import ModelError
 
+_SHORT = 32
+"""Maximum number of categories of a head, or of numbers, that Python computes faster than NumPy."""
+_HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
-def sample_categorical(logits: np.ndarray, rng: random.Random, *, greedy: bool = False) -> tuple[int, float]:
+
+def sample_action(
+    policy: Mapping[str, Any], rng: np.random.Generator, *, greedy: bool = False
+) -> tuple[np.ndarray, float]:
+    """Draws an action of any policy, as `brayx.actions.sample` for a batch.
+
+    Args:
+        policy: a policy's outputs for one observation: ``logits`` ``[A]`` or one row for each head, ``mean`` and
+            ``log_std`` ``[D]``, …
+        rng: source of randomness, one per session.
+        greedy: take the most probable action instead.
+
+    Returns:
+        The action, shaped as `brayx.actions.choose` shapes it, and its log-probability (density).
+
+    Raises:
+        ModelError: these are not a policy's outputs, or no action is allowed.
+    """
+    logits, mean = policy.get("logits"), policy.get("mean")
+    heads = logits if isinstance(logits, tuple | list) else () if logits is None else (logits,)
+    is_plain = (heads or mean is not None) and policy.keys() <= {"logits", "mean", "log_std"}
+    if not is_plain or any(row.size > _SHORT for row in (*heads, *(() if mean is None else (mean,)))):
+        batch = {name: _batched(output) for name, output in policy.items()}
+        action = actions.greedy(batch) if greedy else actions.sample(batch, rng)[0]
+        return action[0], float(actions.log_prob(batch, action)[0])
+    choices, total = [], 0.0
+    for row in heads:
+        choice, log_prob = sample_categorical(row, rng, greedy=greedy)
+        choices.append(choice)
+        total += log_prob
+    if mean is None:
+        return np.array(choices if logits is not heads[0] else choices[0]), total
+    means, log_stds = mean.tolist(), policy["log_std"].tolist()
+    drawn = means if greedy else [m + math.exp(s) * rng.standard_normal() for m, s in zip(means, log_stds, strict=True)]
+    action = np.array([*choices, *drawn], np.float32)
+    numbers = action[len(choices) :].tolist()  # rounded to float32, as the learner sees them
+    for number, centre, log_std in zip(numbers, means, log_stds, strict=True):
+        standard = (number - centre) * math.exp(-log_std)
+        total -= 0.5 * standard * standard + log_std + _HALF_LOG_TAU
+    return action, total
+
+
+def _batched(output: Any) -> Any:
+    return tuple(head[None] for head in output) if isinstance(output, tuple | list) else np.asarray(output)[None]
+
+
+def sample_categorical(
+    logits: np.ndarray, rng: random.Random | np.random.Generator, *, greedy: bool = False
+) -> tuple[int, float]:
     """Draws an action from ``softmax(logits)``.
 
     Args:
