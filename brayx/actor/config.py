@@ -43,6 +43,9 @@ def _is_door(name: str) -> str:
     return name
 
 
+_BRIDGES = [[command, engine] for command in ("bridge", "gamecore") for engine in ("godot", "unity")]
+
+
 class GamecoreConfig(BaseModel):
     """Game processes that a training job starts, watches and stops itself."""
 
@@ -69,7 +72,7 @@ class GamecoreConfig(BaseModel):
     def by_hand(self) -> bool:
         """Whether a person starts its games: it is a bridge to an engine, and starts no builds."""
         words = shlex.split(self.command)
-        is_bridge = words[:2] == ["brayx", "gamecore"] and words[2:3] in (["godot"], ["unity"])
+        is_bridge = words[:1] == ["brayx"] and words[1:3] in _BRIDGES
         return is_bridge and not any(word.startswith("--command") for word in words)
 
 

@@ -169,7 +169,7 @@ def test_a_person_who_starts_the_games_is_waited_for_and_told_so_each_minute() -
     ("command", "by_hand"),
     [
         ("brayx gamecore godot --url {tcp_url} --quiet", True),
-        ("brayx gamecore unity --url {tcp_url}", True),
+        ("brayx bridge unity --url {tcp_url}", True),
         ("brayx gamecore unity --url {tcp_url} --command ./game", False),
         ("brayx gamecore unity --url {tcp_url} --command=./game", False),
         ("brayx gamecore gym CartPole-v1 --url {tcp_url}", False),

@@ -188,6 +188,18 @@ def test_games_that_fail_and_send_no_contract_are_given_up(monkeypatch: pytest.M
     assert any("no screen" in line for line in said), "what a game says while all wait is on the screen"
 
 
+def test_a_wait_for_a_game_is_said_again_and_again(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brayx.local.lobby._REPEAT_S", 0.0)
+    said: list[str] = []
+    with contextlib.ExitStack() as clients, lobby() as waiting:
+        waiting.say = said.append
+        deciding = pool.submit(waiting.wait)
+        until(lambda: len(said) > 2, "it is said again")
+        pool.submit(clients.enter_context(Client(waiting.doors.urls["tcp"])).start, START)
+        deciding.result(30)
+    assert {line.removeprefix("still ") for line in said} == {said[0]}
+
+
 def test_a_start_that_is_held_when_the_job_fails_is_told_so(pool: ThreadPoolExecutor) -> None:
     with contextlib.ExitStack() as clients:
         with lobby() as waiting:
