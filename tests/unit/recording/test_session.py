@@ -25,6 +25,7 @@ from brayx.recording.recorder import SessionRecorder
 from brayx.types import Forward, Step
 
 SLOW_S = 0.02
+WAIT_S = 60.0
 
 
 class Policy:
@@ -76,7 +77,7 @@ async def test_forwards_and_the_latency_of_each_phase_are_recorded(tmp_path: Pat
     agent_actor, recorder = actor(tmp_path)
     await play(agent_actor, *[{"wait": True}] * 5)
     await agent_actor.on_end("stop")
-    await asyncio.to_thread(recorder.close)
+    await asyncio.to_thread(recorder.close, WAIT_S)
     episode = only(tmp_path)
     assert (episode.start, episode.start_reply) == ("{}", "Game Started")
     assert episode["logits"].tolist() == [[0.25, 0.75]] * 5
@@ -97,7 +98,7 @@ async def test_a_failed_tick_is_recorded_with_all_columns_of_the_others(tmp_path
     with pytest.raises(AgentError):
         await play(agent_actor, {}, {}, {"raise": True})
     await agent_actor.on_end("error")
-    await asyncio.to_thread(recorder.close)
+    await asyncio.to_thread(recorder.close, WAIT_S)
     episode = only(tmp_path)
     line = Player.on_tick.__code__.co_firstlineno + 4
     why = f"error: agent 'player': ValueError: a bug ({__file__}:{line})"
@@ -114,7 +115,7 @@ async def test_a_session_that_its_agent_keeps_has_the_ticks_before(
     agent_actor, recorder = actor(tmp_path, every=0, before=before)
     await play(agent_actor, {}, {}, {"keep": True}, {})
     await agent_actor.on_end("stop")
-    await asyncio.to_thread(recorder.close)
+    await asyncio.to_thread(recorder.close, WAIT_S)
     assert only(tmp_path).read().number.tolist() == ticks
 
 
@@ -125,7 +126,7 @@ async def test_without_a_log_that_takes_ticks_nothing_watches_them(tmp_path: Pat
     assert agent_actor._agents.services.seen is None
     assert (recorder.taken, recorder.freed) == (0, 0)
     await agent_actor.on_end("stop")
-    await asyncio.to_thread(recorder.close)
+    await asyncio.to_thread(recorder.close, WAIT_S)
     assert not open_recordings(str(tmp_path))
 
 
@@ -134,7 +135,7 @@ async def test_an_error_is_recorded_even_if_no_tick_before_it_was_kept(tmp_path:
     with pytest.raises(AgentError):
         await play(agent_actor, {}, {"raise": True})
     await agent_actor.on_end("error")
-    await asyncio.to_thread(recorder.close)
+    await asyncio.to_thread(recorder.close, WAIT_S)
     assert (only(tmp_path).read().number.tolist(), only(tmp_path).inputs()) == ([1], [b'{"raise": true}'])
 
 
@@ -147,7 +148,7 @@ async def test_events_of_one_tick_are_recorded_together(tmp_path: Path) -> None:
     await agent_actor.missed()
     await agent_actor.tick(b"{}")
     await agent_actor.on_end("stop")
-    await asyncio.to_thread(recorder.close)
+    await asyncio.to_thread(recorder.close, WAIT_S)
     assert only(tmp_path).read().event == ["skipped 2, forwarded, fallback", ""]
 
 
@@ -162,7 +163,7 @@ async def test_the_result_of_a_seat_is_recorded(tmp_path: Path) -> None:
     await play(agent_actor, {})
     await agent_actor.stop(b'{"result": "win"}')
     await agent_actor.on_end("stop")
-    await asyncio.to_thread(recorder.close)
+    await asyncio.to_thread(recorder.close, WAIT_S)
     episode = only(tmp_path)
     assert (episode.player, episode.reported, episode.end) == ("main:3", "win", "stop")
     assert open_recordings(str(tmp_path)).table()["reported"].tolist() == ["win"]
