@@ -14,7 +14,6 @@ import logging
 import math
 import os
 import pickle
-import select
 import signal
 import struct
 import subprocess
@@ -24,6 +23,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from brayx import systems
 from brayx.errors import BrayxError, first_line
 
 log = logging.getLogger(__name__)
@@ -116,9 +116,7 @@ class Channel:
 
     def exit_when_closed(self) -> NoReturn:
         """Waits until the other end is closed, and ends this process, whatever its other threads do."""
-        closed = select.poll()
-        closed.register(self._incoming, 0)  # only the hang-up, which is always reported
-        closed.poll()
+        systems.wait_closed(self._incoming)
         os._exit(0)
 
     def _write(self, number: int, parts: Sequence[memoryview]) -> bool:
@@ -134,11 +132,8 @@ class Channel:
         """The number and the content of the next message."""
         if self._incoming == _CLOSED:
             raise EOFError("this end is closed")
-        if timeout_s < math.inf:
-            ready = select.poll()  # `select.select` fails beyond 1024 open files, and a door has one for each session
-            ready.register(self._incoming, select.POLLIN)
-            if not ready.poll(max(0.0, timeout_s) * 1000):
-                raise TimeoutError
+        if timeout_s < math.inf and not systems.wait_readable(self._incoming, timeout_s):
+            raise TimeoutError
         number, size = _HEADER.unpack(self._read_bytes(_HEADER.size))
         return number, self._read_bytes(size)
 
@@ -147,7 +142,7 @@ class Channel:
         rest = memoryview(data)
         while rest:
             try:
-                count = os.readv(self._incoming, [rest])
+                count = systems.read_into(self._incoming, rest)
             except OSError:
                 count = 0
             if not count:
@@ -316,8 +311,7 @@ def how_it_ended(status: int) -> str:
 def run_module() -> None:
     """The child's side of `Child`: runs ``main`` of the module that the command line names."""
     nice, finishes, module, *words = sys.argv[1:]
-    with contextlib.suppress(OSError):
-        os.nice(int(nice))
+    systems.lower_priority(int(nice))
     parent = Channel(os.dup(0), os.dup(1))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # prints must not mix with the messages

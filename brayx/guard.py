@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Self
 
+from brayx import systems
 from brayx.errors import StartupError
 
 _WATCH = """
@@ -74,6 +75,8 @@ class GamecoreGuard:
         Raises:
             StartupError: there is no such program.
         """
+        if sys.platform == "win32":
+            raise StartupError("gamecores that a job starts need a POSIX shell: start the game yourself")
         if program(words[0], folder) is None:
             raise StartupError(f"gamecore {shlex.join(words)!r} did not start: No such file or directory")
         process = subprocess.Popen(
@@ -92,13 +95,13 @@ class GamecoreGuard:
         """Ends games: SIGTERM to them and their children, and SIGKILL to those that still run after ``timeout_s``."""
         deadline, processes = time.monotonic() + timeout_s, list(processes)
         for process in processes:
-            signal_group(process, signal.SIGTERM)
+            systems.signal_group(process, signal.SIGTERM)
         for process in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=max(0.0, deadline - time.monotonic()))
-            while signal_group(process, 0) and time.monotonic() < deadline:
+            while systems.signal_group(process, 0) and time.monotonic() < deadline:
                 time.sleep(0.02)
-            signal_group(process, signal.SIGKILL)
+            systems.signal_group(process, systems.KILL)
             process.wait(timeout=_END_S)
             self.forget(process)
 
@@ -140,19 +143,6 @@ class GamecoreGuard:
         if self._watch is not None:
             with contextlib.suppress(BrokenPipeError):  # the shell was killed; `_pipe` replaces it
                 self._stdin.write(text.encode())
-
-
-def signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
-    """Signals a game and its children, which may outlive it: it leads a process group.
-
-    Returns:
-        Whether a process of the group exists; signal 0 only checks.
-    """
-    try:
-        os.killpg(process.pid, number)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 def program(word: str, folder: str | Path) -> str | None:

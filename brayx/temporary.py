@@ -7,13 +7,14 @@ reused, and it holds across containers. Knows nothing of the files' content.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+from brayx import systems
 
 _PREFIX, _NEW = "brayx-temporary-", ".brayx-new-"
 _OUTPUT = "output"
@@ -46,7 +47,7 @@ def temporary_files(*, output: bool = False) -> Iterator[str]:
     variables = {
         "RAY_TMPDIR": os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp",
         "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-        or os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}"),
+        or os.path.join(tempfile.gettempdir(), f"torchinductor_{systems.user()}"),
     }
     previous = tempfile.tempdir
     with temporary_folder("files") as folder:
@@ -82,7 +83,7 @@ def temporary_folder(name: str, parent: str | os.PathLike[str] | None = None) ->
         yield folder
     finally:
         _remove(folder)
-        os.close(lock)
+        systems.close(lock)
 
 
 @contextlib.contextmanager
@@ -95,7 +96,7 @@ def output_folder() -> Iterator[Path]:
     finally:
         with contextlib.suppress(OSError):  # not empty
             folder.rmdir()
-        os.close(lock)
+        systems.close(lock)
 
 
 def remove_temporary_files() -> None:
@@ -112,31 +113,32 @@ def _new_folder(parent: str | os.PathLike[str], name: str) -> tuple[Path, int]:
         with contextlib.suppress(OSError):  # not readable
             _sweep(parent)
     new = Path(tempfile.mkdtemp(prefix=_NEW, dir=parent))
-    lock = os.open(new, os.O_RDONLY)
+    lock = systems.open_folder(new)
     with contextlib.suppress(OSError):  # a file system without locks, where no process sweeps either
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        systems.lock(lock)
     # Rename it only now that it is locked: another process would take an unlocked one for abandoned.
     return new.rename(Path(parent, f"{_PREFIX}{name}-{new.name.rpartition('-')[2]}")), lock
 
 
 def _sweep(parent: str) -> None:
     """Removes this user's folders whose process has ended; never follows a link."""
+    if not systems.can_lock():
+        return
     for name in os.listdir(parent):
         if not name.startswith((_PREFIX, _NEW)):
             continue
         folder = Path(parent, name)
         with contextlib.suppress(OSError):  # of another user, removed meanwhile, or in use
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            lock = systems.open_folder(folder, follow=False)
             try:
                 opened = os.fstat(lock)
                 is_new = name.startswith(_NEW) and time.time() - opened.st_mtime < _LOCKING_S
-                if opened.st_uid != os.geteuid() or is_new:  # a lock here would keep its process from locking it
+                if opened.st_uid != systems.user() or is_new:  # a lock here would keep its process from locking it
                     continue
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.path.samestat(opened, os.lstat(folder)) and not _is_kept(folder):
+                if systems.lock(lock) and os.path.samestat(opened, os.lstat(folder)) and not _is_kept(folder):
                     shutil.rmtree(folder, ignore_errors=True)
             finally:
-                os.close(lock)
+                systems.close(lock)
 
 
 def _is_kept(folder: Path) -> bool:

@@ -14,9 +14,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
+from brayx import systems
 from brayx.command_line import SWITCH
 from brayx.errors import ConfigError, StartupError
-from brayx.guard import GamecoreGuard, signal_group
+from brayx.guard import GamecoreGuard
 from brayx.restarts import RestartTimes
 
 _END_S = 3.0
@@ -100,7 +101,9 @@ class Builds:
                 if now >= build.times.restart_at:
                     self._start(build)
             elif (status := build.process.poll()) is not None:
-                signal_group(build.process, signal.SIGKILL)  # its children must not keep the port of its successor
+                systems.signal_group(
+                    build.process, systems.KILL
+                )  # its children must not keep the port of its successor
                 self._guard.forget(build.process)
                 build.process = None
                 lived_s = build.times.ended(now)

@@ -21,6 +21,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import numpy as np
 
+from brayx import systems
 from brayx.command_line import SWITCH, Parser
 from brayx.errors import (
     AgentError,
@@ -374,11 +375,7 @@ class _Stop:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        signal.setitimer(signal.ITIMER_REAL, GRACE_S)
-
-
-def _raise_interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+        systems.interrupt_after(GRACE_S)
 
 
 @contextmanager
@@ -386,12 +383,11 @@ def _signals(stop: _Stop) -> Iterator[None]:
     handlers: dict[signal.Signals, Callable[[int, FrameType | None], None]] = {
         signal.SIGTERM: stop.on_signal,
         signal.SIGINT: stop.on_signal,
-        signal.SIGALRM: _raise_interrupt,
     }
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        systems.interrupt_after(0)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -5,13 +5,11 @@ The games run in separate processes, like any gamecores. Knows nothing of traini
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
 import selectors
 import shlex
-import signal
 import socket
 import statistics
 import subprocess
@@ -22,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import urlsplit
 
+from brayx import systems
 from brayx.errors import BrayxError, ConfigError, StartupError
 from brayx.gamecore.auth import KEYS_FILE_VARIABLE, KEYS_VARIABLE, credentials
 from brayx.gamecore.doors import ON_HTTP_PORT, SECURE
@@ -307,8 +306,7 @@ class _GamecoreProcess:
         self._errors.close(keep=self._has_failed)
 
     def _end(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        systems.signal_group(self._process, systems.KILL)
         self._process.wait()
         self._guard.forget(self._process)
         self.output.close()

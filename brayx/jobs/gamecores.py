@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import signal
 import subprocess
 import threading
 import time
@@ -17,11 +16,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from brayx import clock
+from brayx import clock, systems
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import ConfigError, StartupError
 from brayx.gamecore.doors import DOORS
-from brayx.guard import GamecoreGuard, signal_group
+from brayx.guard import GamecoreGuard
 from brayx.jobs.output import Output
 from brayx.restarts import RestartTimes
 from brayx.temporary import output_folder
@@ -177,7 +176,7 @@ class Gamecores:
     def _ended(self, game: _GameProcess, now: float) -> None:
         """A game that gives up while a debugger's prompt stops the door does not count as a failure."""
         assert game.process is not None
-        signal_group(game.process, signal.SIGKILL)  # its children must not keep playing next to its successor
+        systems.signal_group(game.process, systems.KILL)  # its children must not keep playing next to its successor
         self._guard.forget(game.process)
         self._read(game)
         lived_s = game.times.ended(now)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
+from brayx import systems
 from brayx.logs import one_line
 
 MAX_BYTES = 2**20
@@ -107,7 +108,7 @@ class Output:
         return os.fstat(self._opened.fileno()).st_size
 
     def _bytes(self, start: int, end: int) -> bytes:
-        return os.pread(self._opened.fileno(), end - start, start)
+        return systems.read_at(self._opened.fileno(), end - start, start)
 
 
 def _lines(data: bytes) -> list[str]:

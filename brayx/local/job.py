@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from brayx import systems
 from brayx.console.job import console_keys, console_of_training
 from brayx.errors import BrayxError, StartupError
 from brayx.jobs.checks import actor_of, check_gamecores, check_job, check_weights, ports_of
@@ -47,7 +47,7 @@ _DOORS_END_S = 2.0
 
 def beyond_local(job: JobConfig) -> list[str]:
     """Parts of a job that the local host cannot run, one short clause each; empty: it can run all of it."""
-    obstacles, cpus = [], len(os.sched_getaffinity(0))
+    obstacles, cpus = [], systems.cores()
     for name, rollout in job.rollouts.items():
         wanted = rollout.num_workers * rollout.cpus_per_worker
         if wanted > cpus:

@@ -7,7 +7,6 @@ what a trial trains, nor of Ray.
 from __future__ import annotations
 
 import math
-import os
 import queue
 import random
 import shutil
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
+from brayx import systems
 from brayx.children import Channel, Child, ChildDied
 from brayx.errors import BrayxError, first_line
 from brayx.search.competition import Asha, Competition, Options, Population, ReportListener, TrialReport, Work
@@ -101,7 +101,7 @@ def run_trials(
         listener: called at each comparison and end.
         deadline_s: deadline of all trials together; running ones are then ended.
     """
-    cpus = len(os.sched_getaffinity(0))
+    cpus = systems.cores()
     at_once = len(drawn) if isinstance(competition, Population) else max(1, min(len(drawn), cpus))
     with temporary_folder("search") as folder:
         search = _Search(work, drawn, competition, listener, folder, at_once, threads=max(1, cpus // at_once))

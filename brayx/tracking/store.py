@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from brayx import systems
 from brayx.errors import BrayxError, TrackingError, first_line
 from brayx.urls import SQLITE, sqlite_path, sqlite_url
 
@@ -144,23 +145,14 @@ def client_of(uri: str) -> MlflowClient:
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Holds other processes back from opening a database: if two create it, MLflow's migrations race."""
-    try:
-        import fcntl
-    except ImportError:  # not on every system
-        yield
-        return
-    folder = os.open(path.parent, os.O_RDONLY)
+    folder = systems.open_folder(path.parent)
     try:
         until = time.monotonic() + _CREATED_S
-        while time.monotonic() < until:
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                time.sleep(_LOOK_S)
+        while not systems.lock(folder) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
         yield
     finally:
-        os.close(folder)
+        systems.close(folder)
 
 
 @contextlib.contextmanager

@@ -10,19 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
-import json
-import os
 import socket
-import tempfile
-import time
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import brayx.clock as clock
+from brayx import systems
+from brayx.actor.doors.shared_ports import CHOOSE_OTHERS
 from brayx.actor.doors.turns import Turns
 from brayx.actor.service import Reply, Service
 from brayx.errors import BrayxError, StartupError
@@ -36,10 +31,6 @@ MAX_CONNECTIONS = 8192
 _BACKLOG = 1024
 _GATHERED_BYTES = 64 * 1024
 """Bytes that a connection buffers until the end of a loop iteration; more is sent at once."""
-_PROBE_TIMEOUT_S = 1.0
-_HOLD_TIMEOUT_S = 1.0
-_HOLD_RETRY_S = 0.02
-_CHOOSE_OTHERS = "set this actor's native_port and tcp_port to others, or to null for none"
 
 
 @dataclass(frozen=True)
@@ -228,7 +219,7 @@ class Listener:
             listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
             listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if shared:
-                listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                systems.share_port(listening)
             listening.setblocking(False)
             listening.bind((host, port))
             listening.listen(_BACKLOG)
@@ -236,7 +227,7 @@ class Listener:
             listening.close()
             taken = "is taken" if error.errno == errno.EADDRINUSE else "cannot be opened"
             raise StartupError(
-                f"native port {port} of {host} {taken} ({error.strerror}): free it, or {_CHOOSE_OTHERS}", port=port
+                f"native port {port} of {host} {taken} ({error.strerror}): free it, or {CHOOSE_OTHERS}", port=port
             ) from None
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(lambda: self._make(self), sock=listening, backlog=_BACKLOG)
@@ -298,92 +289,3 @@ class Listener:
                     connection.expire(f"a request was incomplete after {limits.stall_s:g} s")
                 elif stalled is None and waiting is not None and now - waiting > limits.idle_s:
                     connection.expire(f"no request for {limits.idle_s:g} s")
-
-
-class HeldPort:
-    """This process's part of a port that the replicas of one application share, on any address of this machine.
-
-    ``SO_REUSEPORT`` would let two applications of one user share it, and clients of one would reach the other; TCP
-    framing cannot identify the server. So the replicas of the application whose name is in a file lock that file
-    together, for as long as they listen. The locks end with the processes, whatever ends those.
-
-    Args:
-        port: number of the port.
-        application: name of the application whose replicas may share it.
-        folder: folder of the files; all processes of one user on one machine must use the same.
-
-    Raises:
-        StartupError: another application holds it.
-    """
-
-    def __init__(self, port: int, application: str, folder: Path | None = None) -> None:
-        # Not a job's own TMPDIR, where other applications would not look; each user has a separate folder.
-        shared = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
-        folder = folder or Path(shared) / f"brayx-ports-{os.geteuid()}"
-        try:
-            folder.mkdir(mode=0o700, exist_ok=True)
-            self._file = os.open(folder / str(port), os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise StartupError(f"cannot find out what holds port {port}: {error}", port=port) from error
-        deadline = time.monotonic() + _HOLD_TIMEOUT_S
-        try:
-            while not self._take(application):  # other processes that check may hold it briefly
-                if time.monotonic() > deadline:
-                    raise StartupError(
-                        f"native port {port} is taken by the actor {self._holder()!r}: {_CHOOSE_OTHERS}",
-                        port=port,
-                    )
-                time.sleep(_HOLD_RETRY_S)
-        except BaseException:
-            self.release()
-            raise
-
-    def release(self) -> None:
-        """Releases the port; idempotent."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def _take(self, application: str) -> bool:
-        if self._lock(fcntl.LOCK_EX):  # no process listens: the name is stale
-            os.ftruncate(self._file, 0)
-            os.pwrite(self._file, application.encode(), 0)
-        # Changing from one lock to the other releases it briefly, so the name is checked in any case.
-        if self._lock(fcntl.LOCK_SH) and self._holder() == application:
-            return True
-        fcntl.flock(self._file, fcntl.LOCK_UN)
-        return False
-
-    def _lock(self, kind: int) -> bool:
-        try:
-            fcntl.flock(self._file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
-
-    def _holder(self) -> str:
-        return os.pread(self._file, 4096, 0).decode(errors="replace")
-
-
-def check_shared_port(host: str, port: int, application: str) -> None:
-    """Checks that a process that already listens at a shared HTTP port is a replica of the same application.
-
-    ``SO_REUSEPORT`` would let two applications share a port, and clients of one would reach the other.
-
-    Raises:
-        StartupError: another program listens there.
-    """
-    try:
-        with socket.create_connection((host, port), _PROBE_TIMEOUT_S):
-            pass
-    except OSError:
-        return  # no process listens
-    said: Any = None
-    try:
-        with urllib.request.urlopen(f"http://{host}:{port}/", timeout=_PROBE_TIMEOUT_S) as reply:
-            said = json.load(reply)
-    except (OSError, ValueError):
-        pass
-    if not isinstance(said, dict) or said.get("application") != application:
-        who = f"the actor {said['application']!r}" if isinstance(said, dict) and "application" in said else "another"
-        raise StartupError(f"native port {port} of {host} is taken by {who}: {_CHOOSE_OTHERS}", port=port)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.http1 import HttpConnection
-from brayx.actor.doors.native import DoorLimits, HeldPort, Listener, check_shared_port
+from brayx.actor.doors.native import DoorLimits, Listener
+from brayx.actor.doors.shared_ports import HeldPort, check_shared_port
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.doors.ws1 import WebSockets
 from brayx.actor.service import Service

@@ -7,13 +7,13 @@ deadline a `TimeoutError`, which the transports translate. Knows nothing of the 
 from __future__ import annotations
 
 import asyncio
-import select
 import socket
 import ssl
 import time
 from collections.abc import Callable
 from typing import cast
 
+from brayx import systems
 from brayx.gamecore.transports.base import Endpoint
 
 RECV_BYTES = 32 * 1024
@@ -40,7 +40,7 @@ class ClientConnection:
             raise endpoint.connect_failed(error) from error
         self._sock = sock
         self._timeout_s = timeout_s
-        self._readable = _readable(sock)
+        self._readable = systems.readable(sock)
 
     def send(self, data: bytes, timeout_s: float) -> None:
         """Send all of ``data`` within ``timeout_s``."""
@@ -78,15 +78,6 @@ class ClientConnection:
         if timeout_s != self._timeout_s:
             self._sock.settimeout(timeout_s)
             self._timeout_s = timeout_s
-
-
-def _readable(sock: socket.socket) -> Callable[[], bool]:
-    """A function that tells, without waiting, whether ``sock`` has something to read."""
-    if not hasattr(select, "poll"):  # Windows, where select has no limit on descriptor numbers
-        return lambda: bool(select.select([sock], [], [], 0)[0])
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    return lambda: bool(poll.poll(0))
 
 
 class AsyncConnection(asyncio.Protocol):
