@@ -23,6 +23,7 @@ from brayx.errors import BadBody, Overloaded, Unauthorized
 from brayx.gamecore.auth import Keys
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.tcp import ReplyReader, encode_reply
+from brayx.ports import free_port
 
 Value = TypeVar("Value")
 
@@ -112,7 +113,7 @@ class Server(Service):
         self.accepted = 0
         self.go_on = threading.Event()
         self.moving = 0
-        self.port = 0
+        self.port = free_port()  # no outgoing connection takes it while the door is shut
         self._make_actor = make_actor or (lambda: Ledger(self.applied, self.ends, self.go_on))
         self._keys = keys
         self._options = options

@@ -42,6 +42,7 @@ from brayx.errors import (
     TooManyConnections,
 )
 from brayx.gamecore.tcp import encode_error, encode_reply
+from brayx.ports import free_port
 from tests.end_to_end.cpp_server import KEY, KEYS, MAX_BODY_BYTES, SECRET, Proxy, Server, serving
 from tests.unit.gamecore.echo_server import EchoApp
 from tests.unit.gamecore.echo_server import serving as serving_http
@@ -488,9 +489,7 @@ def test_a_service_that_never_answers(run: Run) -> None:
 
 
 def test_nothing_listens(run: Run) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    client = run("sync", f"tcp://127.0.0.1:{port}")
+    client = run("sync", f"tcp://127.0.0.1:{free_port()}")
     with pytest.raises(Refused, match="Connection refused") as refused:
         client.step("start")
     assert refused.value.code == "connect_failed"

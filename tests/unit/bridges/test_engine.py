@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from brayx.gamecore import StepKind
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.games import GameResult, GamesRun
 from brayx.gamecore.protocol import StepRequest
+from brayx.ports import free_port
 from tests.unit.gamecore.echo_server import EchoApp, serving_tcp
 
 CONTRACT = Contract.parse(
@@ -132,10 +132,8 @@ def test_a_refused_contract_and_a_value_that_does_not_fit(door: Door, url: str) 
 
 
 def test_a_door_that_is_gone_is_given_up() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
     with pytest.raises(ConnectFailed):
-        agents_at(f"tcp://127.0.0.1:{port}", give_up_after_s=0.0).exchange([step(7, 1)])
+        agents_at(f"tcp://127.0.0.1:{free_port()}", give_up_after_s=0.0).exchange([step(7, 1)])
     with pytest.raises(ConfigError, match="max_ticks"):
         agents_at("tcp://127.0.0.1:8101", max_ticks=3)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from brayx.bridges import gym
 from brayx.errors import AgentError, BadBody, ConfigError, ConnectFailed, OutOfSequence, SessionLost, SessionResumed
 from brayx.gamecore import Client, StepKind
 from brayx.gamecore.games import MAX_RESUMED, command_parser
+from brayx.ports import free_port
 from tests.unit.bridges.by_contract import ByContract, playing_by_contract
 from tests.unit.gamecore.echo_server import EchoApp, serving, serving_tcp
 from tests.unit.gamecore.relay import When, relaying
@@ -340,11 +340,9 @@ def test_a_session_that_always_resumes_ends_its_game(app: EchoApp, address: str)
 
 
 def test_giving_up_has_a_bound(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     began = time.monotonic()
     with pytest.raises(ConnectFailed):
-        gym.run_games("CartPole-v1", f"http://127.0.0.1:{port}", games=1, give_up_after_s=0.6)
+        gym.run_games("CartPole-v1", f"http://127.0.0.1:{free_port()}", games=1, give_up_after_s=0.6)
     assert time.monotonic() - began < 30
     first, last = capsys.readouterr().err.splitlines()
     assert "ended by connect_failed" in first

@@ -19,6 +19,7 @@ from brayx.bridges.unity import run_games
 from brayx.bridges.v1 import unity_pb2 as pb
 from brayx.errors import AgentError, ConfigError
 from brayx.gamecore.games import GameResult
+from brayx.ports import free_port
 from tests.unit.bridges.contract_service import ContractService, serving_contracts
 from tests.unity_game import (
     BEHAVIOUR,
@@ -372,9 +373,7 @@ def test_a_lost_session_goes_on_as_another(service: ContractService) -> None:
 
 
 def test_a_service_that_is_gone_ends_the_game_and_the_bridge() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        url = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-    service = ContractService(urls={"tcp": url})
+    service = ContractService(urls={"tcp": f"tcp://127.0.0.1:{free_port()}"})
     with Bridge(service, give_up_after_s=0.0) as bridge, connected(bridge) as caller:
         answer = caller.call(agents_message({BEHAVIOUR: [one(1)]}, [behaviour()]))
         assert answer.header.status == 400

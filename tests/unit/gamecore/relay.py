@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Literal
 
+from brayx.ports import free_port
 from tests.unit.gamecore.scripted_server import reset
 
 When = Literal["before", "after", "down"]
@@ -30,7 +31,7 @@ class Relay:
         self._threads: list[threading.Thread] = []
         self._listener: socket.socket | None = None
         self.connections = 0
-        self._port = 0
+        self._port = free_port()  # no outgoing connection takes it while it is down
         self.up()
         self.address = f"127.0.0.1:{self._port}"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from brayx.gamecore import StepKind
 from brayx.gamecore.auth import sign
 from brayx.gamecore.games import MAX_RESUMED
 from brayx.gamecore.protocol import StepRequest
+from brayx.ports import free_port
 from tests.unit.gamecore.echo_server import EchoApp, serving_tcp
 from tests.unit.gamecore.relay import relaying
 from tests.waiting import until
@@ -146,10 +146,8 @@ def test_no_reply_in_time_gives_the_connection_up(app: EchoApp) -> None:
 def test_a_refused_connection_raises_its_error(app: EchoApp) -> None:
     with serving_tcp(app.answered, max_body_bytes=1) as address, pytest.raises(BodyTooLarge):
         gym.run_games("CartPole-v1", f"tcp://{address}", games=1, at_once=2)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     with pytest.raises(ConnectFailed):
-        gym.run_games("CartPole-v1", f"tcp://127.0.0.1:{port}", games=1, at_once=2, give_up_after_s=0.0)
+        gym.run_games("CartPole-v1", f"tcp://127.0.0.1:{free_port()}", games=1, at_once=2, give_up_after_s=0.0)
 
 
 @pytest.mark.parametrize("options", [{"door": "ws"}, {"reconnect_s": 1.0}])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import time
 from collections.abc import Iterator
 
@@ -12,6 +11,7 @@ import pytest
 from brayx.errors import AgentError, ConfigError, ConnectFailed, ProtocolError, SessionExists, SessionUnknown
 from brayx.gamecore import AsyncClient, Client
 from brayx.gamecore.auth import Keys
+from brayx.ports import free_port
 from tests.unit.gamecore.echo_server import EchoApp, serving, serving_tcp
 
 
@@ -215,8 +215,7 @@ async def test_stateless_calls_awaited(address: str, tcp_address: str) -> None:
 
 @pytest.fixture
 def closed_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
+    return free_port()
 
 
 @pytest.mark.parametrize("scheme", ["http", "ws", "tcp"])

@@ -33,6 +33,7 @@ from brayx.gamecore.auth import Keys, new_key
 from brayx.gamecore.client import Client
 from brayx.gamecore.doctor import LAYERS, Finding, examine
 from brayx.gamecore.protocol import StepRequest
+from brayx.ports import free_port
 from tests.unit.gamecore import echo_server, grpc_server
 from tests.waiting import until
 
@@ -144,9 +145,7 @@ def test_a_healthy_service(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", DOORS)
 def test_nothing_listens(kind: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    failed = broken_layer(list(examine(f"{kind}://127.0.0.1:{port}")))
+    failed = broken_layer(list(examine(f"{kind}://127.0.0.1:{free_port()}")))
     assert failed.layer == "connect"
     assert "is the service running" in failed.advice
 

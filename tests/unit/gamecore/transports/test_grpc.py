@@ -33,6 +33,7 @@ from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports import connect
 from brayx.gamecore.transports.base import MAX_REPLY_BYTES
 from brayx.gamecore.v1 import gamecore_pb2 as pb
+from brayx.ports import free_port
 from tests.unit.gamecore.grpc_server import serving
 
 ROOT = Path(__file__).parents[4]
@@ -166,8 +167,7 @@ def test_an_invalid_request_is_refused_by_the_client(address: str, door: Scripte
 
 
 def test_nothing_listens_at_the_address(call: Do) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
+    port = free_port()
     error = call(f"grpc://127.0.0.1:{port}")
     assert isinstance(error, ConnectFailed)
     assert "nothing listens there" in error.message
@@ -215,13 +215,14 @@ def test_a_service_that_ends_during_a_request(door: ScriptedDoor, call: Do) -> N
 
 
 def test_a_client_reconnects_to_a_service_that_comes_back(door: ScriptedDoor) -> None:
+    port = free_port()
     with contextlib.ExitStack() as stack:
-        with serving(door, nothing) as address:
+        with serving(door, nothing, port=port) as address:
             client = stack.enter_context(Client(f"grpc://{address}", timeout_s=TIMEOUT_S, reconnect_s=TIMEOUT_S))
             client.start(session="s")
             assert client.tick(b"before") == b"before"
         assert isinstance(outcome(lambda: client.call(b"")), ConnectFailed)
-        with serving(door, nothing, port=int(address.rpartition(":")[2])):
+        with serving(door, nothing, port=port):
             assert client.tick(b"after") == b"after"
             client.stop()
     assert [request.seq for request in door.requests] == [0, 0, 1, None]
