@@ -17,6 +17,7 @@ from brayx.tracking import Trial
 from pipelines.templates.gym_model import build_model
 from tests.end_to_end.jobs import FREE_PORTS, ROOT, said_on_failure, setting, trials, without_ray
 from tests.end_to_end.jobs import brayx as run_brayx
+from tests.recorded import ended
 from tests.unit.test_docs import snippets_of
 from tests.waiting import until
 
@@ -42,8 +43,9 @@ def record(folder: Path, games: int, seed: int) -> list[float]:
         served.control_c()
         assert served.ended() == 0
     # On a busy machine the writer may take longer than the host waits for it at its end.
-    until(lambda: len(brayx.recording.open(str(folder / "recordings"))) == games, "they are written", 60.0)
-    return [float(len(episode)) for episode in brayx.recording.open(str(folder / "recordings"))]  # 1 for each tick
+    recorded = folder / "recordings"
+    until(lambda: recorded.is_dir() and ended(recorded) == games, "they are written", 60.0)
+    return [float(len(episode)) for episode in brayx.recording.open(str(recorded))]  # 1 for each tick
 
 
 def train(folder: Path, job: str, *options: str) -> Trial:

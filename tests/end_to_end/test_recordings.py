@@ -28,6 +28,7 @@ from pipelines.templates.gym_model import build_model
 from tests import shipped_game
 from tests.end_to_end.jobs import FREE_PORTS, job_folder, trials, without_ray
 from tests.end_to_end.jobs import brayx as run_brayx
+from tests.recorded import ended
 from tests.waiting import until
 
 GAMES = 12
@@ -86,11 +87,6 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     # On a busy machine the writer may take longer than the host waits for it at its end.
     until(lambda: folder.is_dir() and ended(folder) == GAMES, "they are written", WAIT_S)
     return folder
-
-
-def ended(folder: Path) -> int:
-    """The recorded sessions whose end is written."""
-    return sum(episode.end != "" for episode in brayx.recording.open(str(folder)))
 
 
 def test_every_tick_became_a_transition(recordings: Path) -> None:

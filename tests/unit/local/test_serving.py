@@ -30,6 +30,7 @@ from brayx.model.arms import Followed
 from brayx.model.checkpoints import engine_from
 from brayx.recording import open as open_recordings
 from brayx.tracking import Trial, register
+from tests.recorded import ended
 from tests.waiting import until
 
 PROJECT = "served"
@@ -298,7 +299,9 @@ def test_a_render_draws_the_frames_of_recorded_sessions(job: JobConfig, registry
             client.tick(b"{}")
         client.stop()
         client.close()
-    (episode,) = open_recordings(str(tmp_path / "recorded"))
+    recorded = tmp_path / "recorded"  # on a busy machine its writer starts later than the service ends
+    until(lambda: recorded.is_dir() and ended(recorded), "it is written", WAIT_S)
+    (episode,) = open_recordings(str(recorded))
     assert len(episode) == 10
     shades = {tick: float(image.mean()) for tick, image in enumerate(episode.images()) if image is not None}
     assert shades == pytest.approx({tick: 20 * tick for tick in shades}, abs=3)

@@ -24,6 +24,7 @@ from brayx.recording.index import SessionPart
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.writer import Folder
 from brayx.tracking import Trial
+from tests.recorded import ended
 from tests.unit.recording.pictures import image, is_close, play
 from tests.unit.recording.written import ticks
 from tests.waiting import until
@@ -73,7 +74,7 @@ def test_a_served_game_is_recorded_listed_and_replayed(
     game = f"{sys.executable} -m brayx gamecore gym CartPole-v1 --url {{url}} --games 2 --json"
     with brayx.serve(JOB, options, tracking=tracking_db) as service:
         brayx.evaluate(service, gamecore=game, games=2, at_once=1)
-    until(lambda: bool(names(folder)) and len(open_recordings(folder)) >= 2, "they are written", WAIT_S)
+    until(lambda: bool(names(folder)) and ended(folder) >= 2, "they are written", WAIT_S)
     first, *_ = open_recordings(folder)
     assert first.read(1, 1).number.tolist() == [1]
     assert first["obs"].shape == (len(first), 4)

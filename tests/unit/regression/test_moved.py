@@ -98,7 +98,7 @@ async def record(folder: Path, steps: Sequence[Step]) -> Any:
     await play("dies", dies=True)
     await play("moves")
     for process in (second, first):
-        await asyncio.to_thread(process.recorder.close)
+        await asyncio.to_thread(process.recorder.close, 60.0)
     return open_recordings(str(folder))
 
 

@@ -25,6 +25,7 @@ from brayx.regression.replay import Replay, draw
 from brayx.tracking import Trial, aliases, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
+from tests.recorded import ended
 from tests.unit.conftest import Run
 from tests.unit.regression.compared import comparison
 from tests.unit.regression.test_moved import Process, Scripted
@@ -73,7 +74,7 @@ def served(uri: str, folder: Path) -> Any:
 
 def written(folder: Path, sessions: int) -> None:
     """Waits for recordings: on a busy machine the writer may take longer than the service waits for it at its end."""
-    until(lambda: folder.is_dir() and len(open_recordings(str(folder))) >= sessions, "they are written", WAIT_S)
+    until(lambda: folder.is_dir() and ended(folder) >= sessions, "they are written", WAIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +226,7 @@ def test_a_game_whose_session_moved_is_played_again_as_one(recorded: Recorded, c
         await actor.stop(second.stop)
         await actor.on_end("stop")
         for process in processes:
-            await asyncio.to_thread(process.recorder.close)
+            await asyncio.to_thread(process.recorder.close, WAIT_S)
 
     asyncio.run(record())
     # Two processes' files of the same second have no order.

@@ -24,6 +24,7 @@ from brayx.recording.copying import copy
 from brayx.tracking import Trial, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
+from tests.recorded import ended
 from tests.unit.conftest import Run
 from tests.waiting import until
 
@@ -72,8 +73,9 @@ def four(tmp_path_factory: pytest.TempPathFactory, new_tracking_db) -> Four:
     with brayx.serve(FOLDER / "four.yaml", options | recording, models=models, tracking=uri) as service:
         words = [sys.executable, str(FOLDER / "four_game.py"), service.urls["tcp"], "--games", "1"]
         subprocess.run(words, check=True, timeout=WAIT_S)
-    until(lambda: len(open_recordings(str(folder / "recordings"))) == 2, "they are written", WAIT_S)
-    return Four(folder, uri, game_of(open_recordings(str(folder / "recordings"))[0].session))
+    recorded = folder / "recordings"  # on a busy machine its writer starts later than the service ends
+    until(lambda: recorded.is_dir() and ended(recorded) == 2, "they are written", WAIT_S)
+    return Four(folder, uri, game_of(open_recordings(str(recorded))[0].session))
 
 
 def resimulated(command: Run, game: Four, session: str, *words: object, recordings: str = "recordings") -> Any:
