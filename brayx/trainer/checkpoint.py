@@ -28,6 +28,9 @@ from brayx.engines.torch import module_weights
 from brayx.errors import TrackingError, first_line
 from brayx.types import Weights
 
+_FORMAT = 1
+"""Format of the folder; ``meta.json`` has it. Folders without one are of format 1, too."""
+
 
 @dataclass
 class Counters:
@@ -94,9 +97,10 @@ def save(
         BadWeights: a weight is NaN or infinite, so training could not resume from it.
     """
     check_finite(module_weights(module))
+    meta = {**about, "format": _FORMAT, "counters": asdict(counters)}
     try:
         _save(folder, module, optimizer, algorithm, normaliser, observed, samples)
-        (folder / "meta.json").write_text(json.dumps({**about, "counters": asdict(counters)}, indent=1, default=str))
+        (folder / "meta.json").write_text(json.dumps(meta, indent=1, default=str))
     except (OSError, RuntimeError) as error:  # torch says RuntimeError of a file that it cannot write
         raise TrackingError(
             f"checkpoint {folder} cannot be written: {first_line(error)}", folder=str(folder)
@@ -185,14 +189,20 @@ def restore(
     """Brings ``module``, ``optimizer`` and ``normaliser`` to the state that `save` wrote.
 
     Raises:
-        TrackingError: the folder is not a whole checkpoint.
+        TrackingError: the folder is not a whole checkpoint, or has another format.
         BadWeights: its weights do not fit the module; or they, or required moments, are missing.
     """
     try:
+        meta = json.loads((folder / "meta.json").read_text())
+        if (format_ := meta.get("format", 1)) != _FORMAT:
+            raise TrackingError(
+                f"checkpoint {folder} has format {format_!r}, expected {_FORMAT}: another version of brayx wrote it",
+                folder=str(folder),
+            )
         weights = learned(load_weights(folder / "weights.npz"))
         moments = None if normaliser is None else load_weights(folder / "normaliser.npz")
         state = torch.load(folder / "trainer.pt", weights_only=True, map_location="cpu")
-        counters = Counters(**json.loads((folder / "meta.json").read_text())["counters"])
+        counters = Counters(**meta["counters"])
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, EOFError) as error:
         raise TrackingError(f"checkpoint {folder} cannot be read: {error}", folder=str(folder)) from error
     start_from(module, weights)
