@@ -10,5 +10,6 @@
 
 #include "brayx/async_client.hpp"
 #include "brayx/client.hpp"
+#include "brayx/contract.hpp"
 #include "brayx/error.hpp"
 #include "brayx/json.hpp"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import hmac
+import itertools
 import json
 import os
 import random
@@ -41,6 +42,9 @@ from brayx.errors import (
     SessionUnknown,
     TooManyConnections,
 )
+from brayx.gamecore.contract import ActionPart, Contract
+from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.gamecore.contract_ticks import Tick
 from brayx.gamecore.tcp import encode_error, encode_reply
 from brayx.ports import free_port
 from tests.end_to_end.cpp_server import KEY, KEYS, MAX_BODY_BYTES, SECRET, Proxy, Server, serving
@@ -1065,6 +1069,111 @@ def test_the_example_plays_cartpole(cartpole: Path) -> None:
         assert length == 500 or stop["terminated"]
         ends.add(how)
     assert ends == {"terminated", "truncated"}, "both ways to end are seen"
+
+
+class ByContract(Actor):
+    """Pushes to the side to which the pole falls, and keeps the ticks of each game."""
+
+    def __init__(self, games: list[list[Tick]]) -> None:
+        self.ticks: list[Tick] = []
+        games.append(self.ticks)
+
+    async def start(self, session: str, body: bytes) -> bytes:
+        self.bodies = ContractBodies(Contract.parse(json.loads(body)))
+        return json.dumps({"contract": 1, "id": self.bodies.contract.id}).encode()
+
+    async def tick(self, body: bytes) -> bytes:
+        self.ticks.append(self.bodies.decode(body))
+        obs = self.ticks[-1].obs["obs"]
+        return self.bodies.encode({"push": int(obs[2] + obs[3] > 0)})
+
+    async def stop(self, body: bytes) -> bytes:
+        last = self.bodies.decode_stop(body)
+        assert last is not None
+        self.ticks.append(last)
+        return b""
+
+
+def test_the_example_plays_cartpole_by_contract(cartpole: Path) -> None:
+    games: list[list[Tick]] = []
+    with serving(lambda: ByContract(games)) as (server, _):
+        command = [str(cartpole), server.url, "--games", "2", "--seed", "5", "--contract"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    env: Any = gymnasium.make("CartPole-v1").unwrapped
+    for number, (ticks, line) in enumerate(zip(games, done.stdout.splitlines(), strict=True)):
+        *before, last = ticks
+        assert line == f"game {number}: return {len(before)}, {'terminated' if last.terminated else 'truncated'}"
+        assert last.terminated is not last.truncated
+        assert [tick.reward for tick in ticks] == [0.0] + [1.0] * len(before)
+        env.reset()
+        for tick, following in itertools.pairwise(ticks):
+            env.state = tick.obs["obs"].astype(np.float64)
+            expected, *_ = env.step(int(tick.obs["obs"][2] + tick.obs["obs"][3] > 0))
+            np.testing.assert_allclose(following.obs["obs"], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_bodies_by_contract_are_those_of_the_protocol(run: Run) -> None:
+    """Every kind of part, written in C++ and read in Python."""
+    game = run("contract")
+    contract = Contract.parse(json.loads(game.step("start")))
+    assert (contract.behaviour, contract.encoding) == ('a "b"', "packed")
+    kinds = [(spec.name, spec.kind, spec.shape, spec.dtype) for spec in contract.observations]
+    assert kinds == [
+        ("cart", "vector", (2,), "float32"),
+        ("wide", "vector", (2,), "float64"),
+        ("eyes", "image", (1, 2, 3), "uint8"),
+        ("units", "entities", (3, 2), "float32"),
+        ("card", "category", (), "int32"),
+        ("said", "text", (8,), "uint8"),
+    ]
+    assert contract.actions == (
+        ActionPart("go", "discrete", 3, 5, mask=True),
+        ActionPart("steer", "continuous", 2, low=(-0.5, -0.5), high=(2.0, 2.0)),
+        ActionPart("dash", "discrete", 2, mask=True),
+    )
+    assert contract.rewards == pytest.approx({"win": 1.0, "style": 0.1})
+
+    bodies = ContractBodies(contract)
+    tick = bodies.decode(game.step("tick"))
+    assert tick.rewards == {"win": 1.0, "style": 0.5}
+    assert {name: array.tolist() for name, array in tick.obs.items()} == {
+        "cart": [0.5, -1.0],
+        "wide": [np.float32(0.1), -2.0],
+        "eyes": [[[1, 2, 3], [4, 5, 255]]],
+        "units": [[1, 2], [3, 4], [0, 0]],
+        "card": 51,
+        "said": [*"né".encode(), 0, 0, 0, 0, 0],
+        "action_mask": [0, 1, 1, 1, 0],
+    }
+    cut = bodies.decode_stop(game.step("cut"))
+    assert cut is not None
+    assert (cut.truncated, cut.obs["action_mask"].tolist()) == (True, [1] * 5)
+    stop = bodies.decode_stop(game.step("stop"))
+    assert stop is not None
+    assert (stop.terminated, stop.obs) == (True, {})
+    reply = bodies.encode({"go": 7, "steer": [-0.5, 2.0], "dash": 1})
+    assert game.step("reply", reply) == b"7 -0.5 2 1"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["rewards"], "bad_body: the tick has 1, expected 2 rewards"),
+        (["count"], "bad_body: obs.cart has 3, expected 2 numbers"),
+        (["dtype"], "bad_body: obs.cart is uint8, expected float32"),
+        (["few"], "bad_body: the tick has 1, expected 6 observations"),
+        (["many"], "bad_body: the tick has 7, expected 6 observations"),
+        (["rows"], "bad_body: obs.units has 8, expected 6 numbers at most, in whole rows"),
+        (["mask"], "bad_body: mask has 1, expected 5 choices"),
+        (["early"], "bad_body: the tick has 0, expected 6 observations before its mask"),
+        (["name"], "bad_config: the contract has no discrete action 'steer'"),
+        (["check", hexed(b"Game Started")], "transport_error: the service takes no contracts: expected a job like"),
+    ],
+)
+def test_what_does_not_fit_a_contract_is_refused(run: Run, words: list[str], message: str) -> None:
+    with pytest.raises(Refused, match=f"^{re.escape(message)}"):
+        answer(run("contract").ask("wrong", *words))
 
 
 @pytest.mark.parametrize("reply", [b"", b'{"action": 2}', b'{"action": "left"}', b"left"])

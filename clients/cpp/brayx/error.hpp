@@ -7,6 +7,7 @@
 //   transport_error    the answer is not from brayx
 //   bad_config         a URL or an option that cannot be used
 //   bad_request        an invalid session id
+//   bad_body           values that do not fit the contract
 //   session_unknown    a tick or stop without a running session
 //   session_exists     a start for a session that is running
 //   session_error      a second request of a session while one is in flight

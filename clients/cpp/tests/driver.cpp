@@ -4,6 +4,7 @@
 //   driver errors                  an error document in hex        -> "CODE MESSAGE DETAILS TICK", middle two in hex
 //   driver sync URL [options]      "start|tick|stop|call BODY ..." -> "ok BODY" or "error CODE MESSAGE DETAILS"
 //   driver async URL CONNECTIONS [options]   the same, one request each; "poll" -> "TAG ok BODY" ..., then "."
+//   driver contract                "start", "tick", "stop", "reply BODY", "wrong NUMBER" -> "ok BODY" or "error ..."
 //   driver crowd URL SESSIONS CONNECTIONS TICKS [options]   plays them all, prints what was right and wrong
 //
 // Bodies are in hex. An empty one is "-".
@@ -139,6 +140,56 @@ void async(const std::string& url, std::size_t connections, brayx::Options optio
     });
 }
 
+// The bodies of one contract with every kind of part; the test in Python reads them.
+void contract() {
+    struct Seen {
+        float position, speed;
+    };
+    brayx::Contract game;
+    game.behaviour = "a \"b\"";
+    game.vector<Seen>("cart").vector("wide", 2, "float64").image("eyes", 1, 2, 3).entities("units", 3, 2);
+    game.category("card", 52, 1).text("said", 8);
+    game.discrete("go", 3, 5, true).continuous("steer", 2, -0.5f, 2).discrete("dash", 2, 0, true);
+    game.reward("win", 1).reward("style", 0.1f);
+    const std::vector<std::uint8_t> picture{1, 2, 3, 4, 5, 255};
+    const std::vector<double> wide{0.1, -2};
+    const std::vector<float> units{1, 2, 3, 4};
+    const auto full = [&](brayx::Tick tick) {
+        tick.add(Seen{0.5f, -1}).add(wide).add(picture).add(units);
+        tick.add(std::int32_t{52}).add(std::string_view("n\xc3\xa9"));
+        return tick;
+    };
+    each_line([&](std::istringstream& words) -> std::string {
+        const std::string kind = word(words);
+        const brayx::Tick empty(game, std::vector<float>{1, 0.5f});
+        if (kind == "start") return "ok " + hex(game.start());
+        if (kind == "tick") return "ok " + hex(full(empty).mask({0, 1, 1, 1, 0}).body());
+        if (kind == "cut") return "ok " + hex(full(empty).truncated().body());
+        if (kind == "stop") return "ok " + hex(brayx::Tick(empty).terminated().body());
+        if (kind == "reply") {
+            const brayx::Actions actions(game, unhex(word(words)));
+            const std::vector<float> steer = actions.numbers("steer");
+            std::ostringstream said;
+            said << actions.choice("go") << " " << steer[0] << " " << steer[1] << " " << actions.choice("dash");
+            return "ok " + hex(said.str());
+        }
+        const std::string wrong = word(words);
+        if (wrong == "check") game.check(unhex(word(words)));
+        if (wrong == "rewards") brayx::Tick(game, 1);
+        if (wrong == "count") brayx::Tick(empty).add({1, 2, 3});
+        if (wrong == "dtype") brayx::Tick(empty).add(picture);
+        if (wrong == "few") brayx::Tick(empty).add({1, 2}).body();
+        if (wrong == "mask") full(empty).mask({1});
+        if (wrong == "early") brayx::Tick(empty).mask({1, 1, 1, 1, 1});
+        if (wrong == "many") full(empty).add(std::int32_t{1});
+        if (wrong == "rows") {
+            brayx::Tick(empty).add({1, 2}).add(wide).add(picture).add(std::vector<float>(8));
+        }
+        if (wrong == "name") brayx::Actions(game, std::string(16, '\0')).choice("steer");
+        return "ok -";
+    });
+}
+
 // A session that checks each reply against its request, and continues from its own callbacks.
 struct Player {
     brayx::AsyncClient& client;
@@ -197,6 +248,8 @@ int main(int argc, char** argv) {
                 const auto tick = error.detail("tick");
                 return shown(error) + " " + (tick ? std::to_string(*tick) : "none");
             });
+        } else if (mode == "contract") {
+            contract();
         } else if (mode == "sync" && argc > 2) {
             sync(words[2], options_of(words, 3));
         } else if (mode == "async" && argc > 3) {
