@@ -19,7 +19,7 @@ from brayx.actor.agent import Agent, Services, State
 from brayx.actor.agents import SessionAgents
 from brayx.actor.codec import Codec, dumps_json
 from brayx.actor.config import ActorConfig, AgentConfig, MessageConfig
-from brayx.actor.contracts import ContractCodec
+from brayx.actor.contracts import ContractCodec, missing_arrays
 from brayx.actor.episodes import Episodes
 from brayx.actor.failures import SessionFailures
 from brayx.actor.games import Games, Seat
@@ -91,14 +91,16 @@ class AgentActorFactory:
             **parts: values for `recorders`, `arms`, `players` and `opponents`.
 
         Raises:
-            ConfigError: a module or class does not exist.
+            ConfigError: a module or class does not exist, or ``missing`` does not fit the contract.
         """
 
         def message(options: MessageConfig | None) -> Any:
             return None if options is None else load(options.module, options.message, folder)
 
         if config.serialize == "contract":
-            codec: Codec = ContractCodec(contract=Contract.parse(job["contract"]))
+            contract = Contract.parse(job["contract"])
+            missing = missing_arrays(contract, config.missing) if config.missing and job["mode"] == "serve" else {}
+            codec: Codec = ContractCodec(contract=contract, missing=missing)
         else:
             codec = Codec(config.serialize, message(config.tick_input_proto), message(config.tick_output_proto))
         return cls(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
@@ -124,6 +124,9 @@ class ActorConfig(SessionConfig):
     """Transitions after which an episode is cut and handed to ``on_episode``; null: only at the end."""
     serialize: Literal["json", "proto", "contract"] | None = "json"
     """Format of tick bodies; ``contract``: as the game's contract says; null: raw bytes."""
+    missing: dict[str, Any] = {}
+    """Observations that a game's contract may lack while the model is served, by name: a number, for all values, or a
+    value as a tick has it."""
     tick_input_proto: Annotated[MessageConfig | None, Field(validate_default=True)] = None
     """Message class of a tick's body, with ``serialize: proto``."""
     tick_output_proto: Annotated[MessageConfig | None, Field(validate_default=True)] = None

@@ -5,24 +5,29 @@ Knows nothing of agents or models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from brayx.actor.codec import Codec, dumps_json
-from brayx.errors import BadBody
+from brayx.errors import BadBody, ConfigError
 from brayx.gamecore.contract import VERSION, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.gamecore.contract_values import ObservationValues
+from brayx.gamecore.fields import check_names
 from brayx.strict_json import parse_json
 
 
-def contract_of(start: Any, expected: Contract | None) -> Contract:
+def contract_of(start: Any, expected: Contract | None, missing: Collection[str] = ()) -> Contract:
     """The contract of a start.
 
     Args:
         start: the start's decoded body: a contract; or ``{"contract": ID}`` for the expected one.
         expected: the contract that the job's model was made for; None: none yet.
+        missing: observations of the expected contract that the game's may lack.
 
     Raises:
         BadBody: it is no contract, or it does not fit the expected one; names the fields.
@@ -41,7 +46,9 @@ def contract_of(start: Any, expected: Contract | None) -> Contract:
             expected=expected.id,
         )
     contract = Contract.parse(start)
-    differences = contract.differences(expected)
+    given = {spec.name for spec in contract.observations}
+    wanted = tuple(spec for spec in expected.observations if spec.name in given or spec.name not in missing)
+    differences = contract.differences(replace(expected, observations=wanted))
     if contract.behaviour != expected.behaviour:
         differences.insert(0, f'behaviour is "{contract.behaviour}", expected "{expected.behaviour}"')
     if differences:
@@ -54,6 +61,28 @@ def contract_of(start: Any, expected: Contract | None) -> Contract:
     return contract
 
 
+def missing_arrays(contract: Contract, missing: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """What a model gets for observations that a game lacks.
+
+    Args:
+        contract: the model's.
+        missing: by observation a number, for all its values, or a value as a tick has it.
+
+    Raises:
+        ConfigError: the contract has no such observation, or the value does not fit it.
+    """
+    specs = {spec.name: spec for spec in contract.observations}
+    arrays = {}
+    try:
+        for name, value in check_names(missing, specs).items():
+            values = ObservationValues(specs[name])
+            whole = np.full(specs[name].shape, value) if isinstance(value, int | float) else value
+            arrays[name] = values.model_array(values.read(whole))
+    except BadBody as error:
+        raise ConfigError(f"actor.missing: {error.message}", **error.details) from None
+    return arrays
+
+
 @dataclass(frozen=True)
 class ContractCodec(Codec):
     """Decodes bodies by a contract: ``state.input`` is a `brayx.gamecore.contract_bodies.Tick`, ``state.output`` the
@@ -61,9 +90,11 @@ class ContractCodec(Codec):
 
     Attributes:
         contract: of a session the game's; before that the job's.
+        missing: what the model gets for observations that the game's contract lacks; before that, that it may lack.
     """
 
     contract: Contract = field(default_factory=Contract)
+    missing: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     @cached_property
     def _bodies(self) -> ContractBodies:
@@ -72,8 +103,10 @@ class ContractCodec(Codec):
     def opened(self, start: bytes) -> tuple[ContractCodec, Any]:
         """See `Codec.opened`. A start is JSON in every encoding; in the parsed one, ``contract`` is the `Contract`."""
         document: Any = parse_json(start) if start else None
-        contract = contract_of(document, self.contract)
-        return ContractCodec(contract=contract), {**document, "contract": contract}
+        contract = contract_of(document, self.contract, self.missing)
+        given = {spec.name for spec in contract.observations}
+        missing = {name: array for name, array in self.missing.items() if name not in given}
+        return ContractCodec(contract=contract, missing=missing), {**document, "contract": contract}
 
     def started(self, output: Any) -> bytes:
         """See `Codec.started`."""
@@ -82,11 +115,16 @@ class ContractCodec(Codec):
 
     def decode(self, body: bytes) -> Any:
         """See `Codec.decode`."""
-        return self._bodies.decode(body)
+        tick = self._bodies.decode(body)
+        tick.obs.update(self.missing)
+        return tick
 
     def decode_stop(self, body: bytes) -> Any:
         """See `Codec.decode_stop`."""
-        return self._bodies.decode_stop(body)
+        stop = self._bodies.decode_stop(body)
+        if stop is not None and stop.obs:
+            stop.obs.update(self.missing)
+        return stop
 
     def results(self, stop: Any) -> list[Any]:
         """See `Codec.results`."""

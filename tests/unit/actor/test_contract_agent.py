@@ -21,7 +21,7 @@ from brayx.actor.ownership import SessionSnapshot
 from brayx.actor.players import SeatedPlayer
 from brayx.actor.service import into
 from brayx.actor.serving import Runtime
-from brayx.errors import BadBody, BadLimits
+from brayx.errors import BadBody, BadLimits, ConfigError
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.protocol import StepKind, StepRequest
@@ -78,11 +78,11 @@ class Buffer:
 class Game:
     """A session of an actor with the agent, and what it left."""
 
-    def __init__(self, contract: Mapping[str, Any], model: Fixed, mode: str = "train") -> None:
+    def __init__(self, contract: Mapping[str, Any], model: Fixed, mode: str = "train", **options: Any) -> None:
         self.contract, self.model, self.buffer, self.recorder = dict(contract), model, Buffer(), Recorder()
         agent = AgentConfig(module="brayx.actor.contract_agent", class_name="ContractAgent")
         job = {"mode": mode, "seed": 0, "agent": {"options": {}}, "contract": Contract.parse(contract).as_dict()}
-        config = ActorConfig(agents=["agent"], serialize="contract")
+        config = ActorConfig(agents=["agent"], serialize="contract", **options)
         services = Services({"model": model}, {"buffer": self.buffer}, self.recorder)  # type: ignore[dict-item]
         self.make_actor = AgentActorFactory.of(config, {"agent": agent}, "", job, services)
         self.actor: AgentActor = self.make_actor()
@@ -298,3 +298,56 @@ def test_a_session_that_moves_goes_on_at_the_door_with_its_numbered_ticks() -> N
         assert step(new, "tick", ticks[9], 9) == expected[9], "the repeat of a tick whose reply was lost is not applied"
         assert step(new, "tick", ticks[10], 12)["error"] == "out_of_sequence"
         assert [step(new, "tick", tick, seq) for seq, tick in enumerate(ticks) if seq > 9] == expected[10:]
+
+
+FOGGY: dict[str, Any] = {
+    **DISCRETE,
+    "observations": {
+        "side": {"shape": [2]},
+        "fog": {"shape": [2, 1], "dtype": "uint8"},
+        "card": {"kind": "category", "size": 3, "start": 4},
+    },
+}
+
+
+async def test_a_served_game_may_lack_observations_that_have_a_value() -> None:
+    model = Fixed(logits=np.float32([0, 0, 1]))
+    game = Game(FOGGY, model, "serve", missing={"fog": 7, "card": 5})
+    game.contract = DISCRETE
+    assert (await game.start())["id"] == Contract.parse(DISCRETE).id, "the game's own"
+    assert await game.tick() == {"go": 3}
+    await game.end(terminated=True)
+    (seen,) = model.seen
+    assert {name: array.tolist() for name, array in seen.items()} == {
+        "side": [1, 2],
+        "fog": [[7], [7]],
+        "card": 1,
+        "action_mask": [1, 1, 1],
+    }
+    assert seen["fog"].dtype == np.float32
+
+    whole = Game(FOGGY, model, "serve", missing={"fog": 7})
+    await whole.start()
+    await whole.tick(obs={"side": [1, 2], "fog": [1, 2], "card": 4})
+    assert model.seen[-1]["fog"].tolist() == [[1], [2]], "what the game sees comes first"
+    lacks = Game(FOGGY, model, "serve", missing={"fog": 7})
+    lacks.contract = DISCRETE
+    with pytest.raises(BadBody, match=r"observations\.card is missing"):
+        await lacks.start()
+    learns = Game(FOGGY, model, missing={"fog": 7, "card": 5})
+    learns.contract = DISCRETE
+    with pytest.raises(BadBody, match=r"observations\.fog is missing"):
+        await learns.start()
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ({"fogg": 0}, "actor.missing: fogg is unknown; nearest is 'fog'"),
+        ({"card": 7}, "actor.missing: obs.card is 7, expected a whole number from 4 to 6"),
+        ({"fog": [1, 2, 3]}, r"actor.missing: obs.fog has shape \[3\], expected \[2, 1\]"),
+    ],
+)
+def test_values_of_missing_observations_are_checked_at_the_start(missing: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Game(FOGGY, Fixed(), "serve", missing=missing)

@@ -18,6 +18,7 @@ from brayx.cluster.serve_run import check_port, serve_run
 from brayx.cluster.serving import serving_application
 from brayx.errors import ConfigError, StartupError
 from brayx.jobs.config import JobConfig
+from brayx.jobs.shipped import TEMPLATES
 from brayx.ports import free_port
 from deployments import actor, echo, model
 
@@ -104,6 +105,11 @@ def test_a_missing_keys_file_is_one_line_before_ray_starts(monkeypatch: pytest.M
     job = JobConfig.load(CARTPOLE, [f"actor.keys_file={tmp_path}/no.txt"])
     with pytest.raises(ConfigError, match=expected):
         serving_application(job, f"sqlite:///{tmp_path}/mlflow.db")
+
+
+def test_a_game_whose_contract_is_not_known_cannot_be_served(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="contract is null, and no model that is served has one: train the job first"):
+        serving_application(JobConfig.load(TEMPLATES / "game.yaml"), f"sqlite:///{tmp_path}/mlflow.db")
 
 
 def test_a_free_port_is_accepted() -> None:
