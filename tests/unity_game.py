@@ -1,10 +1,11 @@
 """A game that speaks the wire of Unity's package ML-Agents, as an unmodified project does: for tests and benchmarks.
 
-    python -m tests.unity_game --mlagents-port 5004 --agents 8 --picture
+    python -m tests.unity_game --mlagents-port 5004 --agents 8 --runners 8 --picture
 
 Each agent chases a point on a square. It observes where the point is, and with ``--picture`` an 84 x 84 picture as a
 PNG; steers by two numbers, and may dash unless it just did. An episode ends when the point is caught, or at Max Step,
-and the agent starts anew under another id in the same message. Flags of Unity itself are ignored.
+and the agent starts anew under another id in the same message. A runner has another behaviour: it flees the point, and
+an episode ends only at Max Step. Flags of Unity itself are ignored.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from brayx.bridges.v1 import unity_pb2 as pb
 
 PATH = "/communicator_objects.UnityToExternalProto/Exchange"
 BEHAVIOUR = "Chaser"
+FLEEING = "Runner"
 SIDE = 84
 """Height and width of the picture."""
 DEADLINE_S = 120.0
@@ -127,10 +129,10 @@ def statistic(name: str, value: float, kind: int = 0) -> bytes:
 
 
 class Chaser:
-    """One agent: a point that it steers, and one that it is to catch, both within [-1, 1]."""
+    """One agent: a point that it steers, and one that it is to catch or to flee, both within [-1, 1]."""
 
-    def __init__(self, game: UnityGame, rng: random.Random) -> None:
-        self._game, self._rng = game, rng
+    def __init__(self, game: UnityGame, rng: random.Random, *, flees: bool = False) -> None:
+        self._game, self._rng, self.flees = game, rng, flees
         self.restart()
 
     def restart(self) -> None:
@@ -149,8 +151,8 @@ class Chaser:
             for place, number in zip((self.x, self.y), steer, strict=True)
         )
         self.length += 1
-        self.caught = self._distance < 0.15
-        self.reward = before - self._distance + self.caught
+        self.caught = self._distance < 0.15 and not self.flees
+        self.reward = self._distance - before if self.flees else before - self._distance + self.caught
 
     @property
     def has_ended(self) -> bool:
@@ -164,7 +166,7 @@ class Chaser:
             reward=self.reward,
             done=self.has_ended,
             max_step_reached=self.has_ended and not self.caught,
-            action_mask=[False, self.dashed],
+            action_mask=[] if self.flees else [False, self.dashed],
             observations=[
                 vector([self.target_x - self.x, self.target_y - self.y, self.x, self.y]),
                 *([self._picture()] if picture else []),
@@ -193,10 +195,12 @@ class UnityGame:
         steps: number of agents' steps.
     """
 
-    def __init__(self, agents: int = 8, *, picture: bool = False, limit: int = 50, period: int = 1) -> None:
+    def __init__(
+        self, agents: int = 8, *, picture: bool = False, limit: int = 50, period: int = 1, runners: int = 0
+    ) -> None:
         self.limit, self._period, self._has_picture = limit, period, picture
         self._ids = 0
-        self._chasers = [Chaser(self, random.Random(index)) for index in range(agents)]
+        self._chasers = [Chaser(self, random.Random(index), flees=index >= agents) for index in range(agents + runners)]
         self.seed = 0
         self.commands: list[int] = []
         self.steps = 0
@@ -212,6 +216,8 @@ class UnityGame:
         answer = caller.call(empty())
         self.commands.append(answer.input.actions.command)
         new: Sequence[pb.Behaviour] = [behaviour()]
+        if any(chaser.flees for chaser in self._chasers):
+            new = [*new, behaviour(FLEEING, branches=())]
         done = 0
         while calls is None or done < calls:
             asking = [chaser for index, chaser in enumerate(self._chasers) if (done + index) % self._period == 0]
@@ -220,22 +226,24 @@ class UnityGame:
             if answer.header.status != 200:
                 self.commands.append(answer.input.actions.command)
                 return
-            self._act(asking, answer.input.actions.by_behaviour[BEHAVIOUR].actions)
+            by_behaviour = answer.input.actions.by_behaviour
+            self._act(asking, [*by_behaviour[BEHAVIOUR].actions, *by_behaviour[FLEEING].actions])
             done += 1
         caller.call(leaving())
 
     def _message(self, asking: Sequence[Chaser], new: Sequence[pb.Behaviour]) -> tuple[pb.Message, list[Chaser]]:
-        listed = []
+        agents: dict[str, list[pb.Agent]] = {}
         for chaser in asking:
+            listed = agents.setdefault(FLEEING if chaser.flees else BEHAVIOUR, [])
             if chaser.has_ended:
                 listed.append(chaser.message(picture=self._has_picture))
                 chaser.restart()
             listed.append(chaser.message(picture=self._has_picture))
-        return agents_message({BEHAVIOUR: listed}, new, statistic("Chaser/agents", len(self._chasers))), [*asking]
+        return agents_message(agents, new, statistic("Chaser/agents", len(self._chasers))), [*asking]
 
     def _act(self, asking: Sequence[Chaser], actions: Sequence[Any]) -> None:
         for chaser, action in zip(asking, actions, strict=True):
-            chaser.step(action.continuous, action.discrete[0])
+            chaser.step(action.continuous, 0 if chaser.flees else action.discrete[0])
             self.steps += 1
 
 
@@ -244,11 +252,18 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--mlagents-port", type=int, default=5004)
     parser.add_argument("--agents", type=int, default=8)
+    parser.add_argument("--runners", type=int, default=0)
     parser.add_argument("--limit", type=int, default=50)
     parser.add_argument("--period", type=int, default=1)
     parser.add_argument("--picture", action="store_true")
     options, _ = parser.parse_known_args()
-    game = UnityGame(options.agents, picture=options.picture, limit=options.limit, period=options.period)
+    game = UnityGame(
+        options.agents,
+        picture=options.picture,
+        limit=options.limit,
+        period=options.period,
+        runners=options.runners,
+    )
     with Caller(options.mlagents_port) as caller:
         game.play(caller)
 

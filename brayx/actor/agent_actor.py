@@ -19,7 +19,7 @@ from brayx.actor.agent import Agent, Services, State
 from brayx.actor.agents import SessionAgents
 from brayx.actor.codec import Codec, dumps_json
 from brayx.actor.config import ActorConfig, AgentConfig, MessageConfig
-from brayx.actor.contracts import ContractCodec, missing_arrays
+from brayx.actor.contracts import ContractCodec, behaviour_of, missing_arrays, unknown_behaviour
 from brayx.actor.episodes import Episodes
 from brayx.actor.failures import SessionFailures
 from brayx.actor.games import Games, Seat
@@ -38,6 +38,7 @@ from brayx.components import load
 from brayx.errors import AgentError
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.protocol import game_of
+from brayx.strict_json import parse_json
 
 _LAST_WORD_S = 1.0
 
@@ -57,6 +58,8 @@ class AgentActorFactory:
         arms: chooses each session's model versions, if models are served by an alias.
         players: gives each session its player, in the training of a league.
         opponents: gives a session the player that its start asks for, where a league is served.
+        behaviours: the factories of a job whose games have several behaviours, by name; may grow. Empty: it has one,
+            and this is its factory.
     """
 
     agents: Mapping[str, type[Agent]]
@@ -69,6 +72,7 @@ class AgentActorFactory:
     arms: Arms | None = None
     players: Players | None = None
     opponents: RequestedOpponents | None = None
+    behaviours: Mapping[str, AgentActorFactory] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -88,7 +92,7 @@ class AgentActorFactory:
             folder: where modules are looked up first.
             job: the job as plain dicts.
             services: see the attribute.
-            **parts: values for `recorders`, `arms`, `players` and `opponents`.
+            **parts: values for `recorders`, `arms`, `players`, `opponents` and `behaviours`.
 
         Raises:
             ConfigError: a module or class does not exist, or ``missing`` does not fit the contract.
@@ -115,6 +119,21 @@ class AgentActorFactory:
 
     def __call__(self) -> AgentActor:
         return AgentActor(self)
+
+    def playing(self, start: bytes) -> AgentActorFactory:
+        """The factory of the behaviour that a start names.
+
+        Raises:
+            BadBody: there are several, and it names none of them.
+        """
+        if len(self.behaviours) < 2:
+            return self  # its codec says what does not fit
+        codecs = {name: factory.codec for name, factory in self.behaviours.items()}
+        contracts = {name: codec.contract for name, codec in codecs.items() if isinstance(codec, ContractCodec)}
+        behaviour = behaviour_of(parse_json(start) if start else None, contracts)
+        if behaviour not in self.behaviours:
+            raise unknown_behaviour(behaviour, self.behaviours)
+        return self.behaviours[behaviour]
 
 
 class AgentActor(Actor):
@@ -151,7 +170,7 @@ class AgentActor(Actor):
         self._recorded_for = REQUESTED
 
     async def start(self, session: str, body: bytes) -> bytes:
-        factory = self._factory
+        self._factory = factory = self._factory.playing(body)
         codec, start = factory.codec.opened(body)
         state = State(session, kind="start", input=start, output=codec.empty())
         self._session, self._start, self._codec = session, body, codec

@@ -5,7 +5,7 @@ Knows nothing of agents or models.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -81,6 +81,39 @@ def missing_arrays(contract: Contract, missing: Mapping[str, Any]) -> dict[str, 
     except BadBody as error:
         raise ConfigError(f"actor.missing: {error.message}", **error.details) from None
     return arrays
+
+
+def behaviour_of(start: Any, contracts: Mapping[str, Contract]) -> str:
+    """Name of the behaviour that a start is of; it need not be a known one.
+
+    Args:
+        start: the start's decoded body: a contract; or ``{"contract": ID}``, which may have a ``behaviour``, too.
+        contracts: the known ones by behaviour.
+
+    Raises:
+        BadBody: it names none, or its id is that of several.
+    """
+    if isinstance(start, Mapping) and isinstance(start.get("contract"), str) and "behaviour" not in start:
+        named = [name for name, contract in contracts.items() if contract.id == start["contract"]]
+        if len(named) > 1:
+            raise BadBody(
+                f'several behaviours have this contract: add "behaviour" to the start, one of {_quoted(named)}',
+                field="behaviour",
+            )
+        return next(iter(named or contracts), Contract.behaviour)
+    behaviour = start.get("behaviour", Contract.behaviour) if isinstance(start, Mapping) else Contract.behaviour
+    if not isinstance(behaviour, str):
+        raise BadBody(f"behaviour is {behaviour!r:.80}, expected a name", field="behaviour")
+    return behaviour
+
+
+def unknown_behaviour(behaviour: str, contracts: Iterable[str]) -> BadBody:
+    """The error for a start of a behaviour that is not among several known ones."""
+    return BadBody(f"behaviour is {behaviour!r:.80}, expected one of {_quoted(contracts)}", field="behaviour")
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
 
 
 @dataclass(frozen=True)

@@ -206,14 +206,6 @@ class UnityPort:
                 f"behaviour {name!r:.80} has agents before it is announced: stop it, and press Play again"
             )
         behaviour = UnityBehaviour(announced, agent)
-        for other in self._behaviours.values():
-            if other.contract.behaviour != behaviour.contract.behaviour:
-                raise BadBody(
-                    f"behaviour {behaviour.contract.behaviour!r} comes beside {other.contract.behaviour!r}, and a "
-                    "training learns one: set the Behavior Type of the other's agents to Heuristic Only or Inference "
-                    "Only; if all are to learn the same, give them one Behavior Name",
-                    field="behaviour",
-                )
         say(f"{self._name} plays {described(behaviour.contract)}")
         self._behaviours[name] = behaviour
         return behaviour

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brayx.errors import ModelNotFound
-from brayx.jobs.contracts import CONTRACT_TAG
+from brayx.jobs.contracts import BEHAVIOUR_TAG, CONTRACT_TAG, plain_name
 from brayx.metrics import BEST_METRIC, GAMES_OF_BEST, significant
 from brayx.metrics.charts import RETURN_CHART
-from brayx.tracking import Checkpoint, PoolEntry, Trial, find, register
+from brayx.tracking import Checkpoint, PoolEntry, Trial, aliased, find, register
 from brayx.tracking.tensorboard import log_onnx
 
 if TYPE_CHECKING:
@@ -51,8 +51,7 @@ def register_best(
     played = f"mean return {mean} over {games} games after {best.step:,} env steps"
     tags = {"return": mean, "return_games": games, "rating": mean, "env_steps": str(best.step)}
     tags["project"] = trial.project
-    if (contract := trial.tags().get(CONTRACT_TAG)) is not None:
-        tags[CONTRACT_TAG] = contract
+    tags |= {name: value for name, value in trial.tags().items() if name in (CONTRACT_TAG, BEHAVIOUR_TAG)}
     about = f"{played} of trial {trial.name!r} in project {trial.project!r}."
     champion = _champion(name, trial.uri)
     # Rounded like the tags, so that registering the same version again does not lose against itself.
@@ -79,6 +78,37 @@ def register_best(
         f"version {champion.version} with {champion.tags['return']} stays champion\n"
         f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
     )
+
+
+def behaviour_pool(trial: Trial, several: bool) -> str:
+    """Name in the registry of a trial's behaviour: the project's; or with the behaviour's, if the project has learned
+    several.
+
+    Args:
+        trial: the trial.
+        several: its job has.
+    """
+    name = f"{trial.project}-{plain_name(trial.tags().get(BEHAVIOUR_TAG, ''))}"
+    champion = None if several else _champion(name, trial.uri)
+    is_ours = champion is not None and BEHAVIOUR_TAG in champion.tags and champion.tags.get("project") == trial.project
+    return name if several or is_ours else trial.project
+
+
+def champions(project: str, uri: str) -> dict[str, PoolEntry]:
+    """The champions of a project that has learned several behaviours, by behaviour; empty: it has not.
+
+    Raises:
+        TrackingError: the registry could not be read.
+    """
+    by_behaviour = {
+        entry.tags[BEHAVIOUR_TAG]: entry
+        for entry in aliased(f"{project}-", "champion", uri)
+        if BEHAVIOUR_TAG in entry.tags and entry.tags.get("project") == project
+    }
+    alone = _champion(project, uri) if by_behaviour else None
+    if alone is not None and BEHAVIOUR_TAG in alone.tags:  # of an earlier training with one behaviour
+        by_behaviour.setdefault(alone.tags[BEHAVIOUR_TAG], alone)
+    return by_behaviour
 
 
 def _champion(name: str, uri: str) -> PoolEntry | None:

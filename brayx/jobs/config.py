@@ -170,9 +170,14 @@ class JobConfig(BaseModel):
         return {**plain, **components}
 
     @property
+    def has_contract(self) -> bool:
+        """Whether its actor reads bodies by a contract."""
+        return any(actor.serialize == "contract" for actor in self.actors.values())
+
+    @property
     def needs_contract(self) -> bool:
         """Whether its actor reads bodies by a contract, and the job has none yet."""
-        return self.contract is None and any(actor.serialize == "contract" for actor in self.actors.values())
+        return self.contract is None and self.has_contract
 
     @property
     def needs_games(self) -> bool:

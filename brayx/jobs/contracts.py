@@ -5,6 +5,7 @@ Knows nothing of sessions; `brayx.actor.contracts` compares a game's contract wi
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,13 @@ if TYPE_CHECKING:
 
 CONTRACT_TAG = "brayx.contract"
 """Tag of a trial and of its registered versions: the contract's id."""
+BEHAVIOUR_TAG = "brayx.behaviour"
+"""Tag of the same: the behaviour that was learned."""
+
+
+def plain_name(behaviour: str) -> str:
+    """A behaviour's name as trials and registered models may have it."""
+    return re.sub(r"^\W|[^\w .+=,-]", "_", behaviour)
 
 
 def read_contract(path: str | Path) -> Contract:

@@ -28,6 +28,7 @@ from brayx.faults import AGENTS_LOGGER, fault_id
 from brayx.logs import one_line
 from brayx.metrics import significant
 from brayx.metrics.totals import (
+    BEHAVIOUR_RETURN,
     FAILED_IN_WINDOW,
     FRAGMENTS_IN_WINDOW,
     GAMES,
@@ -64,6 +65,15 @@ def standing(numbers: Mapping[str, float]) -> str:
     crowned = "no champion" if champion is None else f"champion version {champion:.0f}"
     pool, games = number(numbers.get("league_pool", 0.0)), number(numbers.get(GAMES, 0.0))
     return f"leader {leader} {points[leader]:.0f} points, {crowned}, pool {pool}, {games} games"
+
+
+def returns(numbers: Mapping[str, float]) -> dict[str, str]:
+    """The mean return of each of several behaviours; empty: the job trains one model."""
+    return {
+        name.removeprefix(BEHAVIOUR_RETURN): "-" if math.isnan(value) else significant(value)
+        for name, value in numbers.items()
+        if name.startswith(BEHAVIOUR_RETURN)
+    }
 
 
 def milliseconds(value: float | None) -> str:
@@ -293,7 +303,8 @@ class Progress:
         get = numbers.get
         (what, pace), dropped = _pace(numbers), _dropped(numbers)
         lag = f"  lag {number(get('lag_versions'), '.1f')} versions" if "lag_versions" in numbers else ""
-        result = standing(numbers) or f"return {mean_return(numbers)}"
+        of_behaviours = ", ".join(f"{name} {mean}" for name, mean in returns(numbers).items())
+        result = standing(numbers) or f"return {of_behaviours or mean_return(numbers)}"
         return (
             f"{number(get('env_steps', 0.0))} env steps  {result}  "
             f"{pace} {what}  version {number(get('policy_version'))}{lag}"
@@ -330,11 +341,14 @@ class Progress:
             "learner waits", number(100 * get("learner_wait_fraction", math.nan), ".0f") + " %",
             "dropped", _dropped(numbers),
         )  # fmt: skip
-        bar = ProgressBar(total=max(self._num_steps, 1), completed=min(steps, self._num_steps), width=72)
+        of_behaviours = returns(numbers)
+        num_steps = self._num_steps * max(len(of_behaviours), 1)  # each learns so many
+        bar = ProgressBar(total=max(num_steps, 1), completed=min(steps, num_steps), width=72)
         heading = f"[bold]{self._title}[/bold]  {time.monotonic() - self._began:.0f} s"
         lines: list[RenderableType] = [Text.from_markup(heading), Padding(bar, 0), table]  # a bare bar ends no line
         if league := standing(numbers):
             lines.append(Text(league, style="bold"))
+        lines += [Text(f"return of {name}: {mean}{target}", style="bold") for name, mean in of_behaviours.items()]
         lines += [Text(line, style="red") for line in errors]
         if note:
             lines.append(Text(note[:160], style="yellow"))

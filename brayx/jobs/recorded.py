@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brayx.errors import ConfigError, ModelError
-from brayx.jobs.contracts import CONTRACT_TAG, parse_contract
+from brayx.jobs.contracts import BEHAVIOUR_TAG, CONTRACT_TAG, parse_contract
 from brayx.tracking import Trial
 
 if TYPE_CHECKING:
@@ -43,8 +43,10 @@ def recorded_contract(folder: Path) -> dict[str, Any] | None:
 
 
 def record_contract(trial: Trial, contract: Mapping[str, Any]) -> None:
-    """Keeps a job's contract in its trial: as a tag and as a file."""
-    trial.set_tag(CONTRACT_TAG, parse_contract(contract).id)
+    """Keeps a job's contract in its trial: in tags and as a file."""
+    parsed = parse_contract(contract)
+    trial.set_tag(CONTRACT_TAG, parsed.id)
+    trial.set_tag(BEHAVIOUR_TAG, parsed.behaviour)
     trial.log_dict(contract, _CONTRACT_FILE)
 
 
@@ -113,5 +115,10 @@ def with_resumed_contract(job: JobConfig, name: str, recorded: Mapping[str, Any]
 def contract_to_resume(project: str, name: str, uri: str) -> dict[str, Any] | None:
     """The contract of the trial that a training of that name resumes; None: it resumes none, or that has none yet."""
     trial = Trial.interrupted(project, name, uri)
-    newest = None if trial is None else trial.latest_checkpoint()
+    return None if trial is None else contract_of_trial(trial)
+
+
+def contract_of_trial(trial: Trial) -> dict[str, Any] | None:
+    """The contract of a trial's newest checkpoint; None: it has none yet."""
+    newest = trial.latest_checkpoint()
     return None if newest is None else recorded_contract(newest)

@@ -172,7 +172,7 @@ def keep_recordings(
 
 
 def promote(
-    job: JobConfig, config: TrainerConfig, say: Callable[[str], None], call: Callable[..., Any]
+    job: JobConfig, config: TrainerConfig, say: Callable[[str], None], call: Callable[..., Any], name: str = ""
 ) -> tuple[int | None, str]:
     """Registers the trial's best checkpoint, as champion unless the current champion has a higher return.
 
@@ -183,6 +183,7 @@ def promote(
         config: options of its trainer.
         say: called with a line if the model cannot be exported.
         call: runs ``function(trial, *args)`` in the process that has the trial, and returns its result.
+        name: name of the registered model; empty: that of `pool_name`.
 
     Returns:
         The version, None if no checkpoint had enough games; and a message for the user.
@@ -205,5 +206,5 @@ def promote(
         onnx = standalone(module, example)
     except ModelError as error:
         say(f"the best checkpoint is registered without an ONNX file: {error.message}")
-    version, outcome = call(register_best, best, pool_name(job, model), onnx, describe(module, example))
+    version, outcome = call(register_best, best, name or pool_name(job, model), onnx, describe(module, example))
     return version, outcome

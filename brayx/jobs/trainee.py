@@ -1,4 +1,5 @@
-"""The models that a job trains, on any host: one model, or the players of a league (`brayx.league.training`).
+"""The models that a job trains, on any host: one model, the players of a league (`brayx.league.training`), or the
+behaviours of its games (`brayx.local.behaviours`).
 
 A host makes a `Trainee` for each of them. Knows nothing of doors, games or progress.
 """
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from brayx.errors import BrayxError, StartupError, first_line
+from brayx.jobs.config import pool_name
 from brayx.jobs.result import promote
 from brayx.threads import NativeThread
 
@@ -155,11 +157,12 @@ class Trainee(Protocol):
 class Trainees(Generic[T]):
     """All models that a job trains, as one `RunningLearner`, which ends when all main players have ended.
 
-    This class holds one model, whose trial is the job's. Its subclass `LeagueTraining` holds the players of a league.
+    This class holds one model, whose trial is the job's. Its subclasses hold the players of a league
+    (`LeagueTraining`), or the behaviours of the job's games (`brayx.local.behaviours.BehaviourTraining`).
 
     Attributes:
-        trainees: the models in training, by player.
-        mains: names of the main players.
+        trainees: the models in training, by player or behaviour.
+        mains: names of the main players, or of all behaviours.
     """
 
     trainees: dict[str, T]
@@ -188,9 +191,10 @@ class Trainees(Generic[T]):
         return any(learner.running for learner in self._learners.values())
 
     def state(self) -> str:
-        return ", ".join(
-            f"of {name} {learner.state()}".removeprefix("of  ") for name, learner in self._learners.items()
-        )
+        states = {name: learner.state() for name, learner in self._learners.items()}
+        if len(states) == 1:
+            return next(iter(states.values()))
+        return ", ".join(f"of {name} {state}" for name, state in states.items())
 
     def stop(self) -> None:
         for learner in self._learners.values():
@@ -224,14 +228,19 @@ class Trainees(Generic[T]):
 
     def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
         """Registers what was learned; returns the version, None if there is none, and a message for the user."""
-        return promote(self._job, self._trainee.config, say, self._trainee.clerk.call)
+        return promote(self._job, self._trainee.config, say, self._trainee.clerk.call, self.pool)
+
+    @property
+    def pool(self) -> str:
+        """Name in the registry of the version that `register` returns."""
+        return pool_name(self._job, self._trainee.config.model)
 
     def standings(self) -> str:
         """The table of a league; empty: there is no league."""
         return ""
 
     def close(self, finished: bool) -> None:
-        """Ends the trials of a league's players."""
+        """Ends the trials of a league's players, or of further behaviours."""
 
     @property
     def _learners(self) -> dict[str, RunningLearner]:

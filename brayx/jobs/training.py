@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from brayx.errors import BrayxError, DeadlineExceeded, StartupError
 from brayx.jobs.champion import drawn_curve
-from brayx.jobs.config import JobConfig, only, pool_name
+from brayx.jobs.config import JobConfig, only
 from brayx.jobs.environments import lag_notes
 from brayx.jobs.gamecores import Gamecores
 from brayx.jobs.progress import Progress, error_lines, tracebacks
@@ -285,7 +285,7 @@ class JobTraining(abc.ABC):
             trial,
             numbers,
             self.finished,
-            pool_name(self.job, config.model),
+            self.learning.pool,
             version,
             seconds,
             curve,

@@ -377,6 +377,11 @@ class LeagueTraining(Trainees[T]):
         champion = self._host.league.champion()
         return None if champion is None else champion.version, self.standings()
 
+    @property
+    def pool(self) -> str:
+        """See `Trainees.pool`."""
+        return self._pool
+
     def standings(self) -> str:
         """The league's table as text."""
         return standings_text(self._host.league.standings(), self._host.league.champion())

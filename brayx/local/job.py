@@ -29,11 +29,13 @@ from brayx.tracking import Trial, check_writable, tracking_uri
 from brayx.tracking.clerk import Clerk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from brayx.actor.agent_actor import AgentActorFactory
     from brayx.actor.host import LocalHost
     from brayx.console.live import LiveSessions
     from brayx.jobs.gamecores import Gamecores
+    from brayx.local.behaviours import BehaviourTraining
     from brayx.local.league_training import LocalLeagueTraining
     from brayx.local.lobby import Lobby
     from brayx.local.trainee import LocalTrainee
@@ -111,9 +113,10 @@ def train_in_process(
             tensorboard=job.tracking.tensorboard_folder(uri),
         )
         stack.callback(clerk.end)
-        if clerk.may_resume and (job.needs_contract or job.contract is not None):
+        waits = job.needs_contract
+        if clerk.may_resume and (waits or job.contract is not None):
             job = with_resumed_contract(job, name, clerk.run(contract_to_resume, job.project, name, uri))
-        lobby = stack.enter_context(open_lobby(job)) if job.needs_contract else None
+        lobby = stack.enter_context(open_lobby(job)) if waits else None
         import brayx.local.trainee  # noqa: F401  # torch takes a second to import: MLflow's process has started by now
 
         if lobby is not None:
@@ -161,12 +164,19 @@ class _LocalTraining(JobTraining):
     def make_parts(self) -> None:
         job, layout, clerk = self.job, self.layout, self.clerk
         self._league: LocalLeagueTraining | None = None
+        self._behaviours: BehaviourTraining | None = None
         if job.leagues:
             from brayx.local.league_training import LocalLeagueTraining
 
             self._league = LocalLeagueTraining(job, layout, clerk, self.progress.say)
             self.stack.callback(self._league.close)
             self.learning, self.numbers = self._league.training, self._league.numbers
+        elif self.lobby is not None:
+            from brayx.local.behaviours import BehaviourTraining
+
+            self.learning = self._behaviours = BehaviourTraining(job, layout, clerk, self.lobby, self.progress.say)
+            trainee = self.learning.trainees[self.learning.mains[0]]
+            self.numbers, self.buffers = trainee.numbers, trainee.buffers
         else:
             from brayx.local.trainee import LocalTrainee
 
@@ -199,7 +209,7 @@ class _LocalTraining(JobTraining):
         for name, champion in self._champions.items():
             champion.build(functools.partial(self._say_of, name), functools.partial(self._record_engine, name))
         if self.lobby is not None:
-            self.lobby.admit()
+            self.lobby.admit(parse_contract(self.job.contract).behaviour)
 
     def gamecores(self) -> Gamecores:
         return super().gamecores() if self.lobby is None else self.lobby.games
@@ -209,6 +219,8 @@ class _LocalTraining(JobTraining):
             self._doors.close(self.end.left(_DOORS_END_S))
 
     def newest(self) -> Snapshot:
+        if self._behaviours is not None:
+            return self._behaviours.newest()
         return self.numbers.snapshot(), self.numbers.notes()
 
     def settle(self) -> Snapshot:
@@ -238,15 +250,23 @@ class _LocalTraining(JobTraining):
         others = {name: champion.model for name, champion in self._champions.items()}
         models = {self.config.model: learned, **others}
         recorders = recorders_of(job.recording, numbers, job.drawing)
-        make_actor = AgentActorFactory.of(
-            actor,
-            job.agents,
-            job.folder,
-            job.in_mode("train").as_dict(),
-            Services(models, buffers, numbers),
-            recorders=recorders,
-            players=None if self._league is None else self._league.seats(others),
-        )
+
+        def factory(job: JobConfig, services: Services, **parts: Any) -> AgentActorFactory:
+            as_dict = job.in_mode("train").as_dict()
+            return AgentActorFactory.of(actor, job.agents, job.folder, as_dict, services, recorders=recorders, **parts)
+
+        if self._behaviours is None:
+            players = None if self._league is None else self._league.seats(others)
+            make_actor = factory(job, Services(models, buffers, numbers), players=players)
+        else:
+            factories = self._behaviours.factories
+
+            def of_behaviour(job: JobConfig, trainee: LocalTrainee, buffers: Mapping[str, Any]) -> AgentActorFactory:
+                assert trainee.acting is not None
+                models = {self.config.model: trainee.acting.model, **others}
+                return factory(job, Services(models, buffers, trainee.numbers), behaviours=factories)
+
+            make_actor = self._behaviours.open(of_behaviour)
         runtime = Runtime(
             make_actor,
             numbers,

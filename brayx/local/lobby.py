@@ -1,7 +1,7 @@
-"""The open doors of a job that does not know its games' contract: the first game that connects says it.
+"""The open doors of a job that does not know its games' contracts: the first game of each behaviour says it.
 
-That start and those that follow are held until the learner's first weights act, and then answered by the job's actor.
-So no reply is lost, and no client has to try again. Knows nothing of learning.
+That start and those that follow are held until the behaviour's first weights act, and then answered by its actor. So no
+reply is lost, and no client has to try again. Knows nothing of learning.
 """
 
 from __future__ import annotations
@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import threading
+import queue
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from brayx.actor.actor import Actor
 from brayx.actor.contract_agent import ActionLimits
-from brayx.actor.contracts import contract_of
+from brayx.actor.contracts import behaviour_of, contract_of, unknown_behaviour
 from brayx.actor.host import LocalHost
 from brayx.actor.serving import Runtime
 from brayx.command_line import say
-from brayx.errors import Overloaded, ServiceFull, StartupError
+from brayx.errors import BadBody, Overloaded, ServiceFull, StartupError
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.protocol import StepRequest
@@ -41,13 +42,30 @@ _STEADY_S = 60.0
 """A gamecore that has not failed for this long works."""
 _REPEAT_S = 60.0
 _END_S = 2.0
+MAX_BEHAVIOURS = 16
+"""Maximum number of behaviours in a job: each has a network and a learner of its own."""
+
+
+@dataclass
+class _Behaviour:
+    """A behaviour whose contract is known.
+
+    Attributes:
+        contract: the contract.
+        decided: its starts need no longer wait.
+        refusal: why they are refused; empty: they are not.
+    """
+
+    contract: Contract
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
+    refusal: str = ""
 
 
 class Lobby:
     """Opens a job's doors and starts its gamecores; a context manager, at whose end both have ended.
 
     Args:
-        job: the job, without a contract.
+        job: the job; a contract that it has is the first behaviour's.
         actor: name of its actor.
 
     Attributes:
@@ -58,15 +76,16 @@ class Lobby:
 
     def __init__(self, job: JobConfig, actor: str) -> None:
         self._job, self._config = job, job.actors[actor]
-        self._contract: Contract | None = None
-        self._decided = threading.Event()
-        self._admits = asyncio.Event()
+        self._behaviours: dict[str, _Behaviour] = {}
+        self._arrived: queue.SimpleQueue[Contract] = queue.SimpleQueue()
         self._has_ended = False
         self._recorder = Recorder()
         self._bound: Runtime | None = None
         self._on_hold: Callable[[], None] = lambda: None
         self._runtime = Runtime(self._make_actor, self._recorder, self._describe, admit=self._admit)
         self.say: Callable[[str], None] = say
+        if job.contract is not None:
+            self._take(Contract.parse(job.contract))
         self.doors = LocalHost(self._config, self._runtime, name=actor, on_hold=lambda: self._on_hold())
 
     def __enter__(self) -> Self:
@@ -85,7 +104,7 @@ class Lobby:
         self.games.stop()
         self._has_ended = True
         with contextlib.suppress(RuntimeError):  # the training has closed the doors
-            self.admit()
+            self.doors.loop.call_soon_threadsafe(self._end)
         self.doors.close(_END_S)
 
     def wait(self) -> JobConfig:
@@ -97,8 +116,12 @@ class Lobby:
         waiting = f"waiting for a game: it connects to {', '.join(self.doors.urls.values())}"
         said_at, failed_at, failing_since = time.monotonic(), 0.0, math.inf
         failures, last = 0, ""
-        self.say(waiting)
-        while not self._decided.wait(_LOOK_S):
+        if self._arrived.empty():
+            self.say(waiting)
+        while True:
+            with contextlib.suppress(queue.Empty):
+                contract = self._arrived.get(timeout=_LOOK_S)
+                return self._job.model_copy(update={"contract": contract.as_dict()})
             now = time.monotonic()
             if self.games.messages and self.games.messages[-1] != last:
                 last = self.games.messages[-1]
@@ -113,8 +136,14 @@ class Lobby:
                 failing_since = math.inf
             if now - failing_since > _CONNECT_S:
                 raise StartupError(f"no game has sent its contract within {_CONNECT_S:g} s; {self.games}; {last}")
-        assert self._contract is not None
-        return self._job.model_copy(update={"contract": self._contract.as_dict()})
+
+    def arrived(self) -> list[Contract]:
+        """The contracts of further behaviours that have come since the last call."""
+        contracts = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                contracts.append(self._arrived.get_nowait())
+        return contracts
 
     def bind(self, runtime: Runtime, say: Callable[[str], None], on_hold: Callable[[], None]) -> None:
         """Gives the doors the parts of the job that was made of the contract; starts are still held.
@@ -128,41 +157,68 @@ class Lobby:
         self._runtime.close.extend(runtime.close)
         self._bound, self.say, self._on_hold = runtime, say, on_hold
 
-    def admit(self) -> None:
-        """Passes the starts that are held, and all later ones, to the job's actor."""
-        self.doors.loop.call_soon_threadsafe(self._admits.set)
+    def admit(self, behaviour: str, refusal: str = "") -> None:
+        """Passes a behaviour's starts that are held, and all later ones, to the job's actor.
+
+        Args:
+            behaviour: its name.
+            refusal: refuses them instead, until one says another contract.
+        """
+        self.doors.loop.call_soon_threadsafe(self._decide, behaviour, refusal)
+
+    def _decide(self, name: str, refusal: str) -> None:
+        self._behaviours[name].refusal = refusal
+        self._behaviours[name].decided.set()
+
+    def _end(self) -> None:
+        for behaviour in self._behaviours.values():
+            behaviour.decided.set()
 
     async def _admit(self, start: StepRequest) -> None:
-        if self._admits.is_set():
-            return
-        contract = self._contract_of(start)
-        if self._contract is None:
-            self._contract = contract
-            self._decided.set()
-        try:
-            async with asyncio.timeout(_HELD_S):
-                await self._admits.wait()
-        except TimeoutError:
-            raise Overloaded(f"the learner has published no weights within {_HELD_S:g} s; try again") from None
+        behaviour = self._behaviour(start)
+        if not behaviour.decided.is_set():
+            try:
+                async with asyncio.timeout(_HELD_S):
+                    await behaviour.decided.wait()
+            except TimeoutError:
+                raise Overloaded(f"the learner has published no weights within {_HELD_S:g} s; try again") from None
+        if behaviour.refusal:
+            name = behaviour.contract.behaviour
+            raise BadBody(f"behaviour {name!r} cannot be learned: {behaviour.refusal}", field="behaviour")
         if self._has_ended:
             raise ServiceFull("the training ended before its model acted: its screen says why")
 
-    def _contract_of(self, start: StepRequest) -> Contract:
-        """The contract of a start that the job's actor would not refuse.
+    def _behaviour(self, start: StepRequest) -> _Behaviour:
+        """The behaviour of a start; a new one if the start says its contract, and the job's actor would not refuse it.
 
         Raises:
-            BrayxError: it would, or the contract does not fit the one that the job has.
+            BrayxError: the actor would, or the contract does not fit the behaviour's, or cannot be learned here.
         """
+        document: Any = parse_json(start.body) if start.body else None
+        contracts = {name: behaviour.contract for name, behaviour in self._behaviours.items() if not behaviour.refusal}
+        name = behaviour_of(document, contracts)
+        known = self._behaviours.get(name)
+        if known is not None and known.decided.is_set() and not known.refusal:
+            return known  # the actor checks the start
         if start.opponent:
             Actor().ask(start.opponent)
         if start.record and (self._job.recording is None or not self._job.recording.on_request):
             Actor().record()
-        document: Any = parse_json(start.body) if start.body else None
-        contract = contract_of(document, self._contract)
+        is_league = bool(self._job.leagues)  # its players have one model
+        expected = next(iter(contracts.values()), None) if is_league else contracts.get(name)
+        contract = contract_of(document, expected)
         ActionLimits(contract, *ContractBodies(contract).limits(document)).check_learnable()
-        if self._contract is None:
-            check_parameters(contract, self._job.as_dict())
-        return contract
+        if known is not None and known.contract.id == contract.id:
+            return known
+        if known is None and len(self._behaviours) >= MAX_BEHAVIOURS:
+            raise unknown_behaviour(name, contracts)
+        check_parameters(contract, self._job.as_dict())
+        return self._take(contract)
+
+    def _take(self, contract: Contract) -> _Behaviour:
+        behaviour = self._behaviours[contract.behaviour] = _Behaviour(contract)
+        self._arrived.put(contract)
+        return behaviour
 
     def _make_actor(self) -> Actor:
         if self._bound is None:  # of a stateless call, which nothing holds

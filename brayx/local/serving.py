@@ -11,13 +11,15 @@ import functools
 import logging
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.doors.ports import on_loopback
 from brayx.actor.host import LocalHost
+from brayx.actor.logs import SessionLogOpener
+from brayx.actor.models import ArmLike, Arms
 from brayx.actor.serving import Runtime
 from brayx.command_line import say
 from brayx.console.job import ConsoleJob, console_keys, open_console, served_facts
@@ -27,9 +29,9 @@ from brayx.jobs.checks import ports_of
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.handles import offer
-from brayx.jobs.recorded import with_contract
-from brayx.jobs.weights import acting_from, followed_by, pool_args, registered, sources_of
-from brayx.league.served import served_league
+from brayx.jobs.served import ServedModel, served_models
+from brayx.jobs.weights import acting_from, followed_by, pool_args, registered
+from brayx.league.served import ServedLeague, served_league
 from brayx.metrics.numbers import LocalNumbers
 from brayx.model.following import AliasFollower
 from brayx.model.local import LocalModel
@@ -37,6 +39,7 @@ from brayx.model.pool import Pool
 from brayx.ports import check_ports
 from brayx.recording.recorder import closing, recorders_of
 from brayx.replay.buffer import NullBuffer
+from brayx.types import PinnedHandle
 
 _log = logging.getLogger(__name__)
 
@@ -83,26 +86,32 @@ class Serving:
         self.config = config = job.actors[actor]
         check_code(job, [actor], mode="serve")
         check_ports(ports_of(job, actor))
-        self._sources = sources_of(job, uri, models or {})
-        job = with_contract(job, self._sources)
-        as_dict = job.in_mode("serve").as_dict()
+        served = served_models(job, uri, models or {})
+        self._sources = {name: model.source for name, model in served.items()}
+        job = next((model.job for model in served.values()), job)
         self._job, self._uri = job, uri
         league = served_league(job, uri, self._sources, trial=trial)
-        job = job.model_copy(update={"models": league.resident(job.models)})
+        resident = league.resident(job.models)
         of_registry = pool_args(job, uri, self._sources, league.versions)
         self._pool = pool = Pool(*of_registry)
         self._recorder = recorder = LocalNumbers({}, "seconds")
         recorder.listen(pool.add)
         fetches = {name: functools.partial(pool.weights, name) for name in of_registry[2]}
         acting = {
-            name: acting_from(source, job, name, as_dict, recorder, fetch=fetches.get(name))
-            for name, source in self._sources.items()
+            name: acting_from(
+                model.source,
+                model.job.model_copy(update={"models": resident}),
+                model.component,
+                model.job.in_mode("serve").as_dict(),
+                recorder,
+                fetch=fetches.get(name),
+            )
+            for name, model in served.items()
         }
         self._models: dict[str, LocalModel] = {name: acting_model.model for name, acting_model in acting.items()}
         followed = followed_by(self._sources)
         self._follower = AliasFollower(pool, followed, self._models) if followed else None
         self._work: list[asyncio.Task[None]] = []
-        services = Services(self._models, {}, recorder)
         recorders = recorders_of(job.recording, recorder, job.drawing)
         keys = Keys.configured(config.keys_file)
         self.is_open = keys is None and not on_loopback(config, config.host)
@@ -110,16 +119,7 @@ class Serving:
         self._host = LocalHost(
             config,
             Runtime(
-                AgentActorFactory.of(
-                    config,
-                    job.agents,
-                    job.folder,
-                    as_dict,
-                    services,
-                    recorders=recorders,
-                    arms=self._follower,
-                    opponents=league.opponents(services, asyncio.to_thread),
-                ),
+                self._make_actor(served, league, recorders),
                 recorder,
                 self._facts,
                 [self._end_work, *closing(recorders), *(acting_model.close for acting_model in acting.values())],
@@ -176,6 +176,33 @@ class Serving:
         self._offered.close()
         self._host.close(_CLOSE_S)
 
+    def _make_actor(
+        self, served: Mapping[str, ServedModel], league: ServedLeague, recorders: Sequence[SessionLogOpener]
+    ) -> AgentActorFactory:
+        """Makes the actors of sessions, of each behaviour with its own model and contract."""
+        factories: dict[str, AgentActorFactory] = {}
+
+        def factory(job: JobConfig, models: Mapping[str, LocalModel], arms: Arms | None) -> AgentActorFactory:
+            services = Services(models, {}, self._recorder)
+            return AgentActorFactory.of(
+                self.config,
+                job.agents,
+                job.folder,
+                job.in_mode("serve").as_dict(),
+                services,
+                recorders=recorders,
+                arms=arms,
+                opponents=league.opponents(services, asyncio.to_thread),
+                behaviours=factories,
+            )
+
+        for behaviour in [name for name, model in served.items() if model.behaviour]:
+            names = {model.component: name for name, model in served.items() if model.behaviour in ("", behaviour)}
+            models = {component: self._models[name] for component, name in names.items()}
+            arms = None if self._follower is None else _BehaviourArms(self._follower, names)
+            factories[behaviour] = factory(served[behaviour].job, models, arms)
+        return next(iter(factories.values()), None) or factory(self._job, self._models, self._follower)
+
     def _facts(self) -> dict[str, Any]:
         versions = {name: model.version for name, model in self._models.items()}
         return {"mode": "serve", "policy_versions": versions, "registered": self.registered}
@@ -203,6 +230,27 @@ class Serving:
         while True:
             await asyncio.sleep(_RECORD_S)
             self._recorder.drain()
+
+
+class _BehaviourArms:
+    """The arms of one behaviour's sessions.
+
+    Args:
+        arms: of all models that are served, by name.
+        names: names of the models that the behaviour plays with, by component.
+    """
+
+    def __init__(self, arms: Arms, names: Mapping[str, str]) -> None:
+        self._arms, self._names = arms, names
+
+    def choose(self, session: str) -> Mapping[str, ArmLike]:
+        """See `Arms.choose`."""
+        chosen = self._arms.choose(session)
+        return {component: chosen[name] for component, name in self._names.items() if name in chosen}
+
+    async def pinned(self, model: str, arm: Any) -> PinnedHandle:
+        """See `Arms.pinned`."""
+        return await self._arms.pinned(self._names[model], arm)
 
 
 def serve(

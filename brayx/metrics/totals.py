@@ -53,13 +53,39 @@ SECONDS = "seconds"
 """Time since the trial began, without interruptions."""
 
 _ERROR = "error"
+_RETURN = "episode_return.last100"
+_ADDED = {GAMES, GAMES_IN_WINDOW, FAILED_IN_WINDOW, OVERLOADED_IN_WINDOW, FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW}
+_ADDED |= {TICKS_THIS_RUN, *RATED.values()}
+BEHAVIOUR_RETURN = "behaviour_return."
+"""Prefix of the mean returns of several behaviours, see `joined`."""
 
 
 def mean_return(numbers: Mapping[str, float]) -> str:
     """The mean return of the newest games, and their number: ``0.8123 (100 games, 2 failed)``."""
-    mean, failed = numbers.get("episode_return.last100", math.nan), numbers.get(FAILED_IN_WINDOW, 0.0)
+    mean, failed = numbers.get(_RETURN, math.nan), numbers.get(FAILED_IN_WINDOW, 0.0)
     games = games_text(numbers.get(GAMES_IN_WINDOW, 0.0)) + (f", {failed:.0f} failed" if failed else "")
     return f"{'-' if math.isnan(mean) else significant(mean)} ({games})"
+
+
+def joined(numbers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """The numbers of several behaviours as of one training: counts and rates are added, all others are the first one's.
+
+    Args:
+        numbers: of each behaviour, as from `Totals.snapshot`.
+
+    Returns:
+        With several behaviours also the mean return of each, as ``behaviour_return.NAME``.
+    """
+    first, *others = numbers.values()
+    whole = dict(first)
+    for other in others:
+        for name, value in other.items():
+            metric = name.partition(".")[0]
+            if metric in _ADDED or (metric in METRICS and METRICS[metric].kind is Kind.SUM):
+                whole[name] = whole.get(name, 0.0) + value
+    if others:
+        whole |= {f"{BEHAVIOUR_RETURN}{name}": part.get(_RETURN, math.nan) for name, part in numbers.items()}
+    return whole
 
 
 class Totals:
@@ -256,7 +282,7 @@ class Totals:
             LOST_IN_WINDOW: sum(lost for _, lost in self._fragments),
         }
         if returns:
-            derived["episode_return.last100"] = sum(returns) / len(returns)
+            derived[_RETURN] = sum(returns) / len(returns)
         now = self._clock()
         for name, window in self._windows.items():
             if window:

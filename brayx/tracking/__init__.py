@@ -8,6 +8,7 @@ from brayx.tracking.finding import find_trial
 from brayx.tracking.registry import (
     PoolEntry,
     PoolModel,
+    aliased,
     aliases,
     files_of,
     find,
@@ -28,6 +29,7 @@ __all__ = [
     "PoolModel",
     "Status",
     "Trial",
+    "aliased",
     "aliases",
     "check_writable",
     "files_of",

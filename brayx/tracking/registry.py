@@ -229,6 +229,26 @@ def aliases(name: str, uri: str) -> dict[str, int]:
         return {} if model is None else {alias: int(version) for alias, version in model.aliases.items()}
 
 
+def aliased(prefix: str, alias: str, uri: str) -> list[PoolEntry]:
+    """The versions that an alias points to, of all models whose names begin with ``prefix``.
+
+    Raises:
+        TrackingError: the registry could not be read.
+    """
+    path = sqlite_path(uri)
+    if path is not None and not path.exists():
+        return []
+    with telling(f"cannot read the model registry of {uri}"):
+        client = client_of(uri)
+        mark = '"' if "'" in prefix else "'"
+        models = client.search_registered_models(f"name LIKE {mark}{prefix}%{mark}", max_results=1000)
+        return [
+            _entry(client.get_model_version(model.name, str(model.aliases[alias])))
+            for model in models
+            if model.name.startswith(prefix) and alias in model.aliases  # LIKE takes _ for any character
+        ]
+
+
 def promote(
     reference: str, uri: str, *, to: str = "champion", version: int | None = None
 ) -> tuple[PoolEntry, int | None]:

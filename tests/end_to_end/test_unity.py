@@ -1,4 +1,5 @@
-"""`brayx train unity.yaml`: a game that speaks ML-Agents' wire is learned and served, with one command and no file."""
+"""`brayx train unity.yaml`: a game that speaks ML-Agents' wire is learned and served, with one command and no file; its
+agents have two behaviours."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from brayx.bridges.unity import run_games
 from brayx.gamecore.contract import Contract
 from tests.end_to_end.jobs import FREE_PORTS, ROOT, brayx, said_on_failure, setting, without_ray
 
-BUILD = f"{sys.executable} -m tests.unity_game --agents 8 --limit 40"
+BUILD = f"{sys.executable} -m tests.unity_game --agents 8 --runners 8 --limit 40"
 
 
 def test_a_unity_game_is_learned_and_served(tmp_path: Path) -> None:
@@ -20,24 +21,27 @@ def test_a_unity_game_is_learned_and_served(tmp_path: Path) -> None:
     options = setting(
         *FREE_PORTS,
         f"actor.gamecores=[{{command: {json.dumps(command)}}}]",
-        "trainer.num_steps=12000",
+        "trainer.num_steps=6000",
         "console_port=null",
     )
     with brayx(tmp_path, "train", "unity.yaml", *options, environment=environment) as train, said_on_failure(train):
         assert train.ended() == 0
     assert "observations: VectorSensor: 4 float32" in train.err
-    mean = re.search(r"champion: unity version 1, mean return (-?[\d.]+)", train.out)
-    assert mean is not None
-    assert float(mean[1]) > 0.8, "at random it is 0.2, at best some 2"
-    (kept,) = tmp_path.rglob("contract.json")
-    contract = Contract.parse(json.loads(kept.read_text()))
-    assert [part.name for part in contract.actions] == ["continuous", "branch_0"]
+    for behaviour, least in {"Chaser": 0.8, "Runner": 0.25}.items():  # at random 0.2 and 0, at best some 2 and 1
+        mean = re.search(rf"champion: unity-{behaviour} version 1, mean return (-?[\d.]+)", train.out)
+        assert mean is not None
+        assert float(mean[1]) > least
+    contracts = [Contract.parse(json.loads(file.read_text())) for file in tmp_path.rglob("contract.json")]
+    assert {contract.behaviour: [part.name for part in contract.actions] for contract in contracts} == {
+        "Chaser": ["continuous", "branch_0"],
+        "Runner": ["continuous"],
+    }
 
     with brayx(tmp_path, "serve", "unity.yaml", *options, environment=environment) as served, said_on_failure(served):
-        served.until(served.says("model acts with models:/unity/1"), "the champion acts")
+        served.until(served.says("Chaser acts with models:/unity-Chaser/1; Runner acts with"), "both act")
         door = re.search(r"(tcp://\S+)", served.err)
         assert door is not None
         results = run_games(door[1], listen=0, command=BUILD, games=40)
-        assert sum(result.total_reward for result in results) > 0.8 * len(results)
+        assert sum(result.total_reward for result in results) > 0.5 * len(results), "at random it is 0.1"
         served.control_c()
         assert served.ended() in (0, 130)

@@ -84,7 +84,7 @@ NOT_RUN = {
     "needs a service to test; tests/unit/actor/doors/test_asgi.py does the same": 1,
     "needs a trained champion in ./mlflow.db": 2,
     "one line of a live display": 1,
-    "lines of a live display": 3,
+    "lines of a live display": 4,
     "serves until Ctrl-C": 1,
     "starts a Ray and trains": 1,
     "reads a recording; tests/unit/recording does the same": 3,

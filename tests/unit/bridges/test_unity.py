@@ -272,12 +272,10 @@ def test_calls_that_begin_wrongly(
 
 
 def test_unknown_second_and_changed_behaviours(service: ContractService, capsys: pytest.CaptureFixture[str]) -> None:
-    keeper = agents_message({BEHAVIOUR: [one(1)], "Keeper": [one(2)]}, [behaviour("Keeper")])
     changed = agents_message({BEHAVIOUR: [one(1)]}, [behaviour(branches=[3])])
     unknown = agents_message({"Ghost": [one(2)]})
     with Bridge(service) as bridge:
         for message, line in (
-            (keeper, "comes beside 'Chaser', and a training learns one: set the Behavior Type"),
             (changed, "'Chaser' changed while the game runs: actions.branch_0.size is 3, expected 2"),
             (unknown, "behaviour 'Ghost' has agents before it is announced"),
         ):
@@ -291,7 +289,15 @@ def test_unknown_second_and_changed_behaviours(service: ContractService, capsys:
             answer = caller.call(agents_message(sides, [behaviour(name) for name in sides]))
             assert answer.header.status == 200
             caller.call(leaving())
-    assert {session.contract.team for session in service.sessions[-2:]} == {0, 1}
+        assert {session.contract.team for session in service.sessions[-2:]} == {0, 1}
+        with connected(bridge) as caller:  # two behaviours, each with its own sizes
+            keeper = behaviour("Keeper", branches=[3])
+            answer = caller.call(agents_message({BEHAVIOUR: [one(1)], "Keeper": [one(2)]}, [behaviour(), keeper]))
+            assert answer.header.status == 200
+            assert set(answer.input.actions.by_behaviour) == {BEHAVIOUR, "Keeper"}
+            caller.call(leaving())
+    contracts = {session.contract.behaviour: session.contract for session in service.sessions[-2:]}
+    assert {name: contract.sizes for name, contract in contracts.items()} == {BEHAVIOUR: (2,), "Keeper": (3,)}
 
 
 def test_a_training_that_expects_another_game_says_by_which_field(

@@ -15,7 +15,7 @@ from brayx.faults import AGENTS_LOGGER, report
 from brayx.jobs.progress import Progress, dropped_line, error_lines, losses_of_recordings, tracebacks
 from brayx.logs import limited
 from brayx.metrics import Recorder
-from brayx.metrics.totals import Totals, mean_return
+from brayx.metrics.totals import Totals, joined, mean_return
 
 NUMBERS = {
     "env_steps": 12_345.0,
@@ -39,6 +39,14 @@ def test_a_line_where_there_is_no_terminal() -> None:
     assert len(lines) == 2, "one line every few seconds, not one per update"
     for part in ("12,345 env steps", "return 123.4 (0 games)", "2,222 ticks/s", "version 17", "lag 1.5"):
         assert part in lines[1]
+
+
+def test_several_behaviours_have_a_return_each() -> None:
+    out = io.StringIO()
+    numbers = joined({"chaser": NUMBERS, "runner": {"env_steps": 655.0, "episode_return.last100": 0.25}, "late": {}})
+    with Progress("p / t", num_steps=100, console=Console(file=out, width=200)) as progress:
+        progress.update(numbers)
+    assert "13,000 env steps  return chaser 123.4, runner 0.25, late -  2,222 ticks/s" in out.getvalue()
 
 
 def test_a_line_every_so_many_updates() -> None:

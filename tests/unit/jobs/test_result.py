@@ -15,8 +15,9 @@ from brayx.cluster.learner import CheckpointKeeper
 from brayx.commands import cli
 from brayx.engines.base import save_weights
 from brayx.errors import ModelNotFound
+from brayx.jobs.champion import behaviour_pool, best_of, champions, register_best
 from brayx.jobs.config import JobConfig
-from brayx.jobs.contracts import CONTRACT_TAG
+from brayx.jobs.contracts import BEHAVIOUR_TAG, CONTRACT_TAG, plain_name
 from brayx.jobs.result import TrainResult, end_reason, promote
 from brayx.model.build import build_model
 from brayx.tracking import Trial, files_of, find
@@ -119,6 +120,33 @@ def trained(job, tmp_path, tracking_db, monkeypatch):
         return promote(job, TRAINER, say, lambda function, *args: function(trial, *args))
 
     return train
+
+
+def test_each_of_several_behaviours_has_a_champion_of_its_own(tmp_path, tracking_db):
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    save_weights(folder / "weights.npz", {"w": np.ones(2, np.float32)})
+
+    def learned(project, behaviour, several):
+        trial = Trial.open(project, plain_name(behaviour), tracking_db, resume=False)
+        trial.set_tag(BEHAVIOUR_TAG, behaviour)
+        trial.save_checkpoint(folder, 100, {"episode_return": 1.0, "games": 30})
+        pool = behaviour_pool(trial, several)
+        register_best(trial, best_of(trial)[0], pool, None, None)
+        return pool
+
+    assert learned("p", "chaser", several=False) == "p", "a project with one behaviour"
+    assert champions("p", tracking_db) == {}
+    assert learned("p-x", "runner", several=False) == "p-x", "another project, with a name like a behaviour's"
+    assert learned("p", "x", several=False) == "p"
+    assert learned("p", "runner", several=True) == "p-runner"
+    named = {behaviour: entry.name for behaviour, entry in champions("p", tracking_db).items()}
+    assert named == {"runner": "p-runner", "x": "p"}
+    assert learned("p", "a/b", several=True) == "p-a_b"
+    assert learned("p", "runner", several=False) == "p-runner", "it has learned several before"
+    named = {behaviour: entry.name for behaviour, entry in champions("p", tracking_db).items()}
+    assert named == {"runner": "p-runner", "x": "p", "a/b": "p-a_b"}
+    assert champions("p_", tracking_db) == {}
 
 
 def champion(uri):

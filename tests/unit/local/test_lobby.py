@@ -86,7 +86,7 @@ def test_the_first_start_says_the_contract_and_starts_are_held_until_the_model_a
             until(lambda: len(waiting.doors.table.sessions) == 2, "both starts are held")
             waiting.bind(Runtime(functools.partial(Echo, []), recorder), said.append, lambda: None)
             assert not any(start.done() for start in starts)
-            waiting.admit()
+            waiting.admit("agent")
             assert [start.result(30) for start in starts] == [START.encode()] * 2
             assert first.tick("5") == b"5"
         part, _ = recorder.drain()
@@ -111,7 +111,7 @@ def test_a_start_that_the_job_would_refuse_decides_no_contract(
         start = pool.submit(game.start, START)
         assert waiting.wait().contract == Contract.parse(CONTRACT).as_dict()
         waiting.bind(Runtime(functools.partial(Echo, [])), waiting.say, lambda: None)
-        waiting.admit()
+        waiting.admit("agent")
         start.result(30)
 
 
@@ -173,8 +173,57 @@ def test_a_client_that_leaves_while_its_start_is_held_leaves_its_slot(pool: Thre
         with Client(waiting.doors.url) as client:
             start = pool.submit(client.start, START, "s")
             until(lambda: sessions() == 1, "a later start is held in the only slot")
-            waiting.admit()
+            waiting.admit("agent")
             assert start.result(30) == START.encode()
+
+
+def test_another_behaviour_is_held_until_it_acts_or_is_refused(pool: ThreadPoolExecutor) -> None:
+    keeper = {**OTHER, "behaviour": "keeper"}
+    runner = {**CONTRACT, "behaviour": "runner"}
+    with lobby() as waiting, contextlib.ExitStack() as clients:
+        first, second, third, fourth = (clients.enter_context(Client(waiting.doors.urls["tcp"])) for _ in range(4))
+        starts = [pool.submit(first.start, START, "a")]
+        waiting.wait()
+        assert waiting.arrived() == []
+        waiting.bind(Runtime(functools.partial(Echo, []), Recorder()), lambda line: None, lambda: None)
+        starts.append(pool.submit(second.start, json.dumps(keeper), "b"))
+        starts.append(pool.submit(third.start, json.dumps(runner), "c"))
+        until(lambda: len(waiting.doors.table.sessions) == 3, "all starts are held")
+        assert {contract.behaviour for contract in waiting.arrived()} == {"keeper", "runner"}
+        assert waiting.arrived() == []
+        waiting.admit("runner")
+        assert starts[2].result(30) == json.dumps(runner).encode()
+        with pytest.raises(BadBody, match='several behaviours have this contract: add "behaviour"'):
+            fourth.start(json.dumps({"contract": Contract.parse(CONTRACT).id}), "d")
+        by_id = json.dumps({"contract": Contract.parse(CONTRACT).id, "behaviour": "runner"})
+        assert fourth.start(by_id, "e") == by_id.encode()
+        assert not starts[0].done()
+        assert not starts[1].done()
+        waiting.admit("keeper", "no network for it")
+        with pytest.raises(BadBody, match="behaviour 'keeper' cannot be learned: no network for it"):
+            starts[1].result(30)
+        with pytest.raises(BadBody, match="behaviour 'keeper' cannot be learned: no network for it"):
+            second.start(json.dumps(keeper), "b")
+        assert waiting.arrived() == []
+        again = pool.submit(second.start, json.dumps({**keeper, **CONTRACT}), "f")
+        until(lambda: [contract.behaviour for contract in waiting.arrived()] == ["keeper"], "it may come otherwise")
+        waiting.admit("keeper")
+        waiting.admit("agent")
+        assert again.result(30)
+        assert starts[0].result(30)
+
+
+def test_there_are_only_so_many_behaviours(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brayx.local.lobby.MAX_BEHAVIOURS", 1)
+    with contextlib.ExitStack() as clients:
+        with lobby() as waiting:
+            client, other = (clients.enter_context(Client(waiting.doors.urls["tcp"])) for _ in range(2))
+            start = pool.submit(client.start, START, "a")
+            waiting.wait()
+            with pytest.raises(BadBody, match="behaviour is 'runner', expected one of \"agent\""):
+                other.start(json.dumps({**CONTRACT, "behaviour": "runner"}), "b")
+        with pytest.raises(ServiceFull):
+            start.result(30)
 
 
 def test_games_that_fail_and_send_no_contract_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from brayx.errors import ConfigError
 from brayx.metrics import Drained, Kind, Recorder, XAxis
-from brayx.metrics.totals import Totals
+from brayx.metrics.totals import Totals, joined
 
 
 class Clock:
@@ -22,6 +22,21 @@ def part(*samples: tuple[str, float], label: str = "") -> Drained:
     for name, value in samples:
         recorder.add(name, value, label=label)
     return recorder.drain()
+
+
+def test_numbers_of_several_behaviours_as_of_one_training() -> None:
+    recorders = {}
+    for name, steps, mean in (("chaser", 100.0, 2.0), ("runner", 50.0, 4.0)):
+        recorders[name] = totals = Totals()
+        totals.merge(part(("env_steps", steps), ("episode_return", mean), ("loss", mean)))
+        totals.merge(part(("replay_dropped", 3.0), label="full"))
+    numbers = joined({name: totals.snapshot() for name, totals in recorders.items()})
+    assert (numbers["env_steps"], numbers["games"], numbers["games_in_window"]) == (150, 2, 2)
+    assert numbers["replay_dropped.full"] == 6
+    assert (numbers["loss"], numbers["episode_return.last100"]) == (2, 2), "a mean is the first one's"
+    assert (numbers["behaviour_return.chaser"], numbers["behaviour_return.runner"]) == (2, 4)
+    alone = recorders["chaser"].snapshot()
+    assert joined({"chaser": alone}) == alone
 
 
 class TestTotals:

@@ -1,0 +1,68 @@
+"""The models that a job is served with: their weights, and the job that each was learned by.
+
+They are the job's model components. If its project has learned several behaviours, each of them stands in place of the
+component that is learned. Knows nothing of doors or sessions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from brayx.jobs.champion import champions
+from brayx.jobs.config import JobConfig
+from brayx.jobs.contracts import parse_contract
+from brayx.jobs.recorded import with_contract
+from brayx.jobs.weights import pooled, sources_of
+from brayx.model.arms import WeightSource
+from brayx.tracking import PoolEntry
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One model that is served.
+
+    Attributes:
+        source: its weights.
+        job: the job, with the model's contract if it needs one.
+        component: name of the model component.
+        behaviour: the behaviour that it plays; empty: the job has none of several.
+    """
+
+    source: WeightSource
+    job: JobConfig
+    component: str
+    behaviour: str = ""
+
+
+def served_models(job: JobConfig, uri: str, references: Mapping[str, str]) -> dict[str, ServedModel]:
+    """The models that a job is served with, by name: that of the component, or of the behaviour.
+
+    Args:
+        job: the job.
+        uri: tracking URI.
+        references: registered version of some components, as for `sources_of`. One of the learned component is served
+            alone, without the project's other behaviours.
+
+    Raises:
+        ConfigError: weights are for another contract than the job's, or neither has one.
+        TrackingError, ModelError: a version does not exist, or cannot be read.
+    """
+    learned = [trainer.model for trainer in job.trainers.values()]
+    behaviours: Mapping[str, PoolEntry] = {}
+    if job.has_contract and not job.leagues and learned and learned[0] not in references:
+        behaviours = champions(job.project, uri)
+        if job.contract is not None:
+            own = parse_contract(job.contract).behaviour
+            behaviours = {name: entry for name, entry in behaviours.items() if name == own}
+    if not behaviours:
+        sources = sources_of(job, uri, references)
+        job = with_contract(job, sources)
+        return {name: ServedModel(source, job, name) for name, source in sources.items()}
+    served = {}
+    for behaviour, champion in sorted(behaviours.items()):
+        source = pooled(job, learned[0], uri, f"models:/{champion.name}@champion")
+        served[behaviour] = ServedModel(source, with_contract(job, {learned[0]: source}), learned[0], behaviour)
+    first = next(iter(served.values())).job
+    others = {name: pooled(job, name, uri, references.get(name, "")) for name in job.models if name != learned[0]}
+    return {**{name: ServedModel(source, first, name) for name, source in others.items()}, **served}

@@ -1,0 +1,200 @@
+"""The behaviours of a job's games, each a model in training: with its own network, learner, replay, trial and champion.
+
+The first one's trial is the job's, and those of the others are its children. A behaviour may first appear while the
+others train: its games' starts are held in the lobby until its first weights act. Knows nothing of doors or progress.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from brayx.errors import BrayxError, ConfigError, StartupError
+from brayx.jobs.champion import behaviour_pool, drawn_curve
+from brayx.jobs.checks import check_learning
+from brayx.jobs.config import JobConfig, only
+from brayx.jobs.contracts import contract_lines, parse_contract, plain_name
+from brayx.jobs.recorded import contract_of_trial, with_resumed_contract
+from brayx.jobs.result import promote
+from brayx.jobs.trainee import Trainees
+from brayx.jobs.training import READY_TIMEOUT_S
+from brayx.local.trainee import LocalTrainee
+from brayx.metrics.totals import joined
+from brayx.replay.buffer import NullBuffer
+
+if TYPE_CHECKING:
+    from brayx.actor.agent_actor import AgentActorFactory
+    from brayx.gamecore.contract import Contract
+    from brayx.local.lobby import Lobby
+    from brayx.replay.packing import Layout
+    from brayx.tracking.clerk import Clerk
+
+
+class BehaviourTraining(Trainees[LocalTrainee]):
+    """Trains each behaviour of a job's games; `look` takes in new ones.
+
+    Args:
+        job: the job, with the first behaviour's contract.
+        layout: layout of that model's observations and actions.
+        clerk: writes the job's trial.
+        lobby: holds the games' starts.
+        say: prints a line above the display.
+
+    Attributes:
+        factories: make the actors of each behaviour's sessions, by name; grows.
+    """
+
+    def __init__(self, job: JobConfig, layout: Layout, clerk: Clerk, lobby: Lobby, say: Callable[[str], None]) -> None:
+        super().__init__(job, LocalTrainee(job, layout, clerk, acts=True))
+        self._clerk, self._lobby, self._say = clerk, lobby, say
+        name = parse_contract(job.contract).behaviour
+        self.trainees, self.mains = {name: self._trainee}, [name]
+        self._jobs = {name: job}
+        self._buffers: dict[str, dict[str, Any]] = {}
+        self._starting: dict[str, float] = {}
+        """Deadline of the first weights of each behaviour whose starts are still held."""
+        self._pool = ""
+        self.factories: dict[str, AgentActorFactory] = {}
+        self._make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
+
+    def open(
+        self, make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
+    ) -> AgentActorFactory:
+        """Takes the function that makes the actors of a behaviour's sessions, of its job, model and buffers; returns
+        those of the first behaviour."""
+        self._make_factory = make_factory
+        return self._act(self.mains[0])
+
+    def newest(self) -> tuple[dict[str, float], dict[str, str]]:
+        """The numbers and notes of all behaviours as of one training."""
+        recorders = {name: trainee.numbers for name, trainee in list(self.trainees.items())}
+        notes: dict[str, str] = {}
+        for recorder in recorders.values():
+            notes = {**recorder.notes(), **notes}
+        return joined({name: recorder.snapshot() for name, recorder in recorders.items()}), notes
+
+    def look(self) -> None:
+        """Takes in behaviours that have appeared, and those whose first weights act.
+
+        Raises:
+            BrayxError: a behaviour's learner failed.
+        """
+        for contract in self._lobby.arrived():
+            self._begin(contract)
+        for name, trainee in list(self.trainees.items()):
+            if name in self._starting:
+                self._admit(name, trainee)
+            elif not trainee.learner.running:
+                self._complete(name, trainee)
+
+    def is_over(self, no_more: bool) -> bool:
+        """See `Trainees.is_over`."""
+        ended = [trainee.is_over(no_more) for trainee in self.trainees.values()]
+        return all(ended)
+
+    def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
+        """Registers the best of each behaviour; returns the first one's version, and a message for each."""
+        versions: dict[str, int | None] = {}
+        lines: list[str] = []
+        several = len(self.trainees) > 1
+        for name, trainee in self.trainees.items():
+            clerk, config = trainee.clerk, trainee.config
+            clerk.settle()
+            pool = clerk.call(behaviour_pool, several)
+            versions[pool], outcome = promote(self._jobs[name], config, say, clerk.call, pool)
+            lines += [f"{name}: {line}" if several else line for line in outcome.splitlines()]
+            if trainee is not self._trainee:
+                title = f"{self._job.project} / {name}"
+                clerk.call(drawn_curve, title, config.target_return, config.x_axis)
+        self._pool = next(iter(versions))
+        return versions[self._pool], "\n".join(lines)
+
+    @property
+    def pool(self) -> str:
+        """See `Trainees.pool`: of the first behaviour."""
+        return self._pool or super().pool
+
+    def close(self, finished: bool) -> None:
+        """See `Trainees.close`."""
+        for trainee in self.trainees.values():
+            if trainee is not self._trainee:
+                trainee.end("FINISHED" if finished else "KILLED")
+
+    def _begin(self, contract: Contract) -> None:
+        """Starts the learner of a behaviour that has appeared; refuses the behaviour if that is not possible."""
+        name = contract.behaviour
+        job = self._job.model_copy(update={"contract": contract.as_dict()})
+        clerk: Clerk | None = None
+        try:
+            if plain_name(name) in map(plain_name, self.trainees):
+                raise ConfigError(f"its trial and model would be {plain_name(name)!r}, as another behaviour's are")
+            layout = check_learning(job)
+            kept = job.trainers[only("trainer", job.trainers)].checkpoints_kept
+            clerk = self._clerk.child(plain_name(name), {"behaviour": name, **job.as_dict()}, kept=kept)
+            if clerk.may_resume:
+                with_resumed_contract(job, f"{self._clerk.trial().name}/{name}", clerk.call(contract_of_trial))
+            trainee = LocalTrainee(job, layout, clerk, acts=True)
+        except BrayxError as error:
+            self._refuse(name, error, clerk)
+            return
+        self._jobs[name], self.trainees[name] = job, trainee
+        self.mains.append(name)
+        self._starting[name] = time.monotonic() + READY_TIMEOUT_S
+        trainee.learner.start()
+        for line in (f"behaviour {name!r} begins to learn", *contract_lines(contract)):
+            self._say(line)
+
+    def _admit(self, name: str, trainee: LocalTrainee) -> None:
+        """Lets the games of a behaviour in once its first weights act; refuses it if they never will."""
+        learner = trainee.learner
+        try:
+            if not learner.ready.is_set():
+                if time.monotonic() > self._starting[name]:
+                    raise StartupError(f"no weights came within {READY_TIMEOUT_S:g} s; the learner {learner.state()}")
+                return
+            if not learner.running:
+                learner.result(0.0)  # its error
+        except BrayxError as error:
+            learner.stop()
+            for record in (self.trainees, self._jobs, self._starting):
+                record.pop(name, None)
+            self.mains.remove(name)
+            self._refuse(name, error, trainee.clerk)
+            return
+        del self._starting[name]
+        self._act(name)
+        assert trainee.acting is not None
+        trainee.acting.build(lambda line: self._say(f"{name!r}: {line}"))
+        self._lobby.admit(name)
+
+    def _act(self, name: str) -> AgentActorFactory:
+        """Makes the actors of a behaviour's sessions."""
+        trainee = self.trainees[name]
+        self._buffers[name] = dict(trainee.buffers)
+        self.factories[name] = self._make_factory(self._jobs[name], trainee, self._buffers[name])
+        return self.factories[name]
+
+    def _complete(self, name: str, trainee: LocalTrainee) -> None:
+        """Lets a behaviour that has all its steps play on while others learn.
+
+        Raises:
+            BrayxError: its learner failed.
+        """
+        try:
+            trainee.learner.result(0.0)
+        except BrayxError as error:
+            raise type(error)(f"behaviour {name!r}: {error.message}", **error.details) from error
+        buffers = self._buffers[name]
+        if self.running and not all(isinstance(buffer, NullBuffer) for buffer in buffers.values()):
+            buffers.update(dict.fromkeys(buffers, NullBuffer()))
+            self._say(f"behaviour {name!r} has all its steps: it plays on while others learn")
+
+    def _refuse(self, name: str, error: BrayxError, clerk: Clerk | None) -> None:
+        """Refuses the starts of a behaviour that cannot be learned; the others go on."""
+        self._say(f"behaviour {name!r} is refused, the others go on: {error.message}")
+        self._lobby.admit(name, error.message)
+        if clerk is not None:
+            with contextlib.suppress(BrayxError):  # its trial may never have begun
+                clerk.close("FAILED")
