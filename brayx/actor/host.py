@@ -22,6 +22,8 @@ from brayx.actor.table import SessionTable
 from brayx.errors import DeadlineExceeded
 from brayx.gamecore.auth import Keys
 from brayx.gamecore.doors import DOORS, http_urls
+from brayx.metrics import Recorder
+from brayx.metrics.openmetrics import OpenMetrics
 from brayx.threads import NativeThread
 
 if TYPE_CHECKING:
@@ -65,6 +67,7 @@ class LocalHost:
             ActorService, runtime, config, name, keys=keys, is_local=on_loopback(config, config.host)
         )
         self._close = runtime.close
+        self._exported = OpenMetrics(application=name, deployment=name, replica="local")
         self._breakpoints = Breakpoints(on_hold)
         self._service: ActorService | None = None
         self._grpc: GrpcListener | None = None
@@ -112,6 +115,10 @@ class LocalHost:
             future.cancel()
             raise DeadlineExceeded(f"the event loop of the doors gave no answer within {timeout_s:g} s") from None
 
+    def export(self, recorder: Recorder) -> None:
+        """Shows the samples of ``recorder`` at ``/metrics``, from now on."""
+        self._exported.follow(recorder)
+
     def drain(self, timeout_s: float) -> bool:
         """Refuses new sessions and waits until the running ones have ended; False: not within ``timeout_s``."""
         assert self._service is not None
@@ -139,6 +146,7 @@ class LocalHost:
     async def _open(self) -> None:
         config = self._config
         service = self._service = self._make_service()
+        service.exported = self._exported
         self.urls = main = http_urls(await service.doors.open_http(config.host, config.port))
         await service.doors.open()
         if config.grpc_port is not None:

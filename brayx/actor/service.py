@@ -104,6 +104,17 @@ class Service:
     def refused(self, error: BrayxError) -> None:
         """Counts an error that a client gets. The door that sends it calls this."""
 
+    def metrics(self, authorization: str) -> str | None:
+        """The metrics of this process as OpenMetrics text; None: its host exports them elsewhere.
+
+        Args:
+            authorization: Authorization header of the request; empty if it has none.
+
+        Raises:
+            Unauthorized: the service has keys, and the request lacks one that may read.
+        """
+        return None
+
     def status(self) -> dict[str, Any]:
         """Status of the replica, as JSON values."""
         raise NotImplementedError

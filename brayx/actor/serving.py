@@ -19,10 +19,11 @@ from brayx.actor.ownership import Ownership
 from brayx.actor.service import Holder, Reply, Service
 from brayx.actor.table import SessionTable
 from brayx.errors import BrayxError, Unauthorized
-from brayx.gamecore.auth import Keys
+from brayx.gamecore.auth import READING, Keys
 from brayx.gamecore.browser import Cors, Hosts
 from brayx.gamecore.protocol import StepRequest
 from brayx.metrics import Recorder
+from brayx.metrics.openmetrics import OpenMetrics
 
 GC_THRESHOLD = 10_000
 """New objects after which Python looks for cycles. At 700, the default, it would look several times at the objects that
@@ -61,6 +62,9 @@ class ActorService(Service):
         shared: other processes of the application open the same native ports.
         is_local: no other machine can reach a door. Then clients get the text of exceptions, unless ``show_errors`` is
             false; and without keys, HTTP doors answer to names of this machine only.
+
+    Attributes:
+        exported: the metrics that its HTTP doors show; None: none.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class ActorService(Service):
         self.hosts = Hosts(config.allowed_hosts if is_local and keys is None else None)
         self.door_app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
         self.doors = NativeDoors(self, self.door_app, config, name if shared else None)
+        self.exported: OpenMetrics | None = None
         self._runtime = runtime
         self._config = config
         self._name = name
@@ -126,6 +131,16 @@ class ActorService(Service):
     def withdraw(self, session: str, holder: str = "") -> None:
         """See `Service.withdraw`."""
         self.table.withdraw(session, holder)
+
+    def metrics(self, authorization: str) -> str | None:
+        """See `Service.metrics`. A key of the games does not suffice: a game's machine may be a player's."""
+        if self.exported is None:
+            return None
+        if self._keys is not None and not self._keys.basic(authorization).startswith(READING):
+            raise Unauthorized("the metrics require a key that may read: make one with `brayx keys new --scope read`")
+        versions = self._runtime.describe().get("policy_versions", {})
+        levels = [("acting_version", model, version) for model, version in versions.items()]
+        return self.exported.text([("sessions_active", "", len(self.table)), *levels])
 
     def status(self) -> dict[str, Any]:
         """Values of the status page."""

@@ -1,186 +1,16 @@
-"""A replica's samples in Ray's Prometheus export.
-
-`Fold` turns samples into points of declared Prometheus metrics and needs no cluster; `Exporter` gives the points to
-`ray.util.metrics`. The set of names is fixed (`EXPORTED`): each of `METRICS` under its own name, and all metrics of an
-application under one name per kind, with their own name as a tag. So an application cannot export a bad name, nor too
-many. Knows nothing of sessions, models or readers.
-"""
+"""A replica's samples in Ray's Prometheus export. Knows nothing of sessions, models or readers."""
 
 from __future__ import annotations
 
 import logging
-import math
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from brayx.metrics import BOUNDS, DROPPED, METRICS, SIGNED_BOUNDS, Drained, Kind, Metric, Part, Recorder
-from brayx.names import shortened
+from brayx.metrics import Drained, Recorder
+from brayx.metrics.prometheus import Declared, Fold, MetricUpdate, Type, clean
 
 logger = logging.getLogger(__name__)
-
-OBSERVATIONS = 100
-"""Most observations of one histogram series per export: Ray handles them one at a time, here and in its agent.
-
-If there are more samples, a subset is exported, in proportion to the buckets. Each bucket's remainder is carried over,
-so rare slow samples appear too. The counter ``NAME_samples`` has the exact number of samples.
-"""
-MAX_NAMES = 1024
-"""Most pairs of name and label over a replica's life; samples of others count as ``metrics_dropped``."""
-_MAX_LABEL = 100
-_SECONDS = tuple(BOUNDS[20:81:2])
-"""Buckets from 10 µs to 10 s, five a decade: ends of `Recorder`'s own, so that no sample changes its bucket."""
-_ANY_UNIT = tuple(BOUNDS[::5])
-
-
-class Type(StrEnum):
-    """Prometheus' types."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    HISTOGRAM = "histogram"
-
-
-@dataclass(frozen=True)
-class Declared:
-    """One exported metric, by its name in Ray."""
-
-    name: str
-    type: Type
-    help: str
-    tags: tuple[str, ...]
-    bounds: tuple[float, ...] = ()
-
-    @property
-    def series(self) -> tuple[str, ...]:
-        """Names of its series as Ray's endpoint shows them."""
-        name = f"ray_{self.name}"
-        if self.type is Type.COUNTER:
-            return (f"{name}_total",)
-        if self.type is Type.GAUGE:
-            return (name,)
-        return (f"{name}_bucket", f"{name}_sum", f"{name}_count")
-
-
-@dataclass(frozen=True)
-class MetricUpdate:
-    """An update of one metric: an increment, a level, or ``count`` observations of the same value."""
-
-    of: Declared
-    tags: Mapping[str, str]
-    value: float
-    count: int = 1
-
-
-def _declare(metric: Metric, tags: tuple[str, ...]) -> tuple[Declared, ...]:
-    name, text = f"brayx_{metric.name}", f"{metric.help} [{metric.unit}]"
-    if metric.kind is Kind.SUM:
-        return (Declared(name, Type.COUNTER, text, tags),)
-    if metric.kind in (Kind.PERCENTILE, Kind.HISTOGRAM):
-        bounds = _SECONDS if metric.unit == "s" else _ANY_UNIT
-        counted = f"how many there were: {metric.help} [samples]"
-        return (
-            Declared(name, Type.HISTOGRAM, text, tags, bounds),
-            Declared(f"{name}_samples", Type.COUNTER, counted, tags),
-        )
-    return () if metric.kind is Kind.SHAPE else (Declared(name, Type.GAUGE, text, tags),)
-
-
-_OWN = {kind: Metric(f"own_{kind}", "its own", kind, f"applications' own metrics ({kind}), by name") for kind in Kind}
-_DECLARED: dict[str, tuple[Declared, ...]] = {
-    **{name: _declare(metric, ("label",)) for name, metric in METRICS.items()},
-    **{metric.name: _declare(metric, ("metric", "label")) for metric in _OWN.values()},
-}
-
-EXPORTED: dict[str, Declared] = {declared.name: declared for group in _DECLARED.values() for declared in group}
-"""All metrics that can be exported, by name; Ray adds the prefix ``ray_``, and ``_total`` to counters."""
-
-
-def _middle(slot: int, bounds: Sequence[float]) -> float:
-    """A value inside a bucket of `Recorder`'s."""
-    if slot == 0:
-        return bounds[0]
-    if slot == len(bounds):
-        return 2 * bounds[-1]
-    low, high = bounds[slot - 1 : slot + 1]
-    return math.copysign(math.sqrt(low * high), high) if low * high > 0 else (low + high) / 2
-
-
-class Fold:
-    """Turns drained metrics into points. Not thread safe.
-
-    Args:
-        max_names: see `MAX_NAMES`. Metrics of `METRICS` without a label always have room.
-    """
-
-    def __init__(self, max_names: int = MAX_NAMES) -> None:
-        self._max_names = max_names
-        self._known: set[tuple[str, str]] = set()
-        self._owed: dict[tuple[str, str], dict[int, float]] = {}  # mostly fractions of an observation, by bucket
-
-    def points(self, part: tuple[Part, Mapping[str, Metric]]) -> Iterator[MetricUpdate]:
-        """The points of one part; skips sums that fell and values that are not numbers."""
-        cells, metrics = part
-        dropped = 0.0
-        for (name, label), cell in cells.items():
-            if cell.count <= 0:
-                continue
-            if not self._has_room(name, label):
-                dropped += cell.count
-                continue
-            metric = METRICS.get(name) or metrics.get(name) or Metric(name, "", Kind.MEAN, "")
-            tags = {"label": _clean(label)}
-            if name not in METRICS:
-                tags["metric"] = _clean(name)
-                declared = _DECLARED[_OWN[metric.kind].name]
-            else:
-                declared = _DECLARED[name]
-            match metric.kind:
-                case Kind.SUM:
-                    points = [MetricUpdate(declared[0], tags, cell.total)]
-                case Kind.MEAN:
-                    points = [MetricUpdate(declared[0], tags, cell.total / cell.count)]
-                case Kind.MAX:
-                    points = [MetricUpdate(declared[0], tags, cell.maximum)]
-                case Kind.LAST:
-                    points = [MetricUpdate(declared[0], tags, cell.last)]
-                case Kind.PERCENTILE | Kind.HISTOGRAM:
-                    bounds = BOUNDS if metric.kind is Kind.PERCENTILE else SIGNED_BOUNDS
-                    due = self._due(self._owed.setdefault((name, label), {}), cell.buckets)
-                    points = [MetricUpdate(declared[0], tags, _middle(slot, bounds), count) for slot, count in due]
-                    points.append(MetricUpdate(declared[1], tags, cell.count))
-            for point in points:
-                # Counters refuse these values, and some of them would corrupt a counter for good.
-                if math.isfinite(point.value) and (point.of.type is not Type.COUNTER or point.value > 0):
-                    yield point
-        if dropped:
-            yield MetricUpdate(_DECLARED[DROPPED][0], {"label": ""}, dropped)
-
-    @staticmethod
-    def _due(owed: dict[int, float], buckets: Mapping[int, float]) -> Iterator[tuple[int, int]]:
-        """The buckets to observe a value of now, each with its number of observations; ``owed`` keeps the rest."""
-        share = min(1.0, OBSERVATIONS / sum(buckets.values()))
-        for slot, count in buckets.items():
-            due = owed.get(slot, 0.0) + count * share
-            whole = int(due + 1e-9)
-            owed[slot] = due - whole
-            if whole:
-                yield slot, whole
-
-    def _has_room(self, name: str, label: str) -> bool:
-        if (name in METRICS and not label) or (name, label) in self._known:
-            return True
-        if len(self._known) >= self._max_names:
-            return False
-        self._known.add((name, label))
-        return True
-
-
-def _clean(label: str) -> str:
-    """A label as a tag's value: short and in ASCII, as Ray requires. Different labels stay different."""
-    return shortened(label.encode("unicode_escape").decode(), _MAX_LABEL)
 
 
 class Exporter:
@@ -195,7 +25,7 @@ class Exporter:
         self._levels = levels
         self._handing = threading.Lock()
         self._fold = Fold()
-        self._tags = {tag: _clean(value) for tag, value in tags.items()}
+        self._tags = {tag: clean(value) for tag, value in tags.items()}
         self._metrics: dict[str, Any] = {}
         self._gauges: dict[tuple[str, str, str], MetricUpdate] = {}
         self._failing = False

@@ -8,6 +8,8 @@ on an untrusted network, use TLS. Knows nothing of doors; standard library only.
 from __future__ import annotations
 
 import argparse
+import base64
+import binascii
 import hmac
 import logging
 import os
@@ -29,6 +31,9 @@ DEFAULT_WINDOW_S = 300.0
 
 MIN_SECRET_BYTES = 16
 MAX_KEY_CHARS = 64
+
+READING = ("read/", "control/")
+"""How ids of keys begin that may read a console and metrics; `new_key` makes them."""
 
 KEYS_FILE_VARIABLE = "BRAYX_KEYS_FILE"
 KEYS_VARIABLE = "BRAYX_KEYS"
@@ -176,6 +181,23 @@ class Keys:
                 "'key' is unknown, or 'token' is not the HMAC-SHA256 of key, session and time with that key's secret",
                 field="token",
             )
+
+    def basic(self, authorization: str) -> str:
+        """The id of the key in an ``Authorization`` header, which has it and its secret as HTTP Basic credentials.
+
+        Raises:
+            Unauthorized: there are none, or they are wrong.
+        """
+        kind, _, text = authorization.partition(" ")
+        try:
+            key, _, secret = base64.b64decode(text, validate=True).decode().partition(":")
+        except (binascii.Error, UnicodeDecodeError):
+            key, secret = "", ""
+        if kind.lower() != "basic" or not key:
+            raise Unauthorized("a key is required: HTTP Basic credentials, the key's id and its secret")
+        if not hmac.compare_digest(self._secrets.get(key, _NOBODYS_SECRET), secret.encode()):
+            raise Unauthorized("the key is unknown, or its secret is wrong")
+        return key
 
     def renewed(self, request: StepRequest, now: float) -> StepRequest:
         """``request`` signed again with its own key, at ``now``.

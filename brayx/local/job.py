@@ -281,6 +281,7 @@ class _LocalTraining(JobTraining):
         else:
             self.lobby.bind(runtime, self.progress.say, self.progress.pause)
             doors = self.lobby.doors
+        doors.export(numbers)
         self.stack.enter_context(offer(models, buffers, doors.loop))
         return doors
 

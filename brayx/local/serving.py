@@ -127,6 +127,7 @@ class Serving:
             name=actor,
             keys=keys,
         )
+        self._host.export(recorder)
         self._offered = contextlib.ExitStack()
         self._host.open()
         self._host.run(self._start_work(), _START_S)

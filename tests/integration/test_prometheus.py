@@ -18,9 +18,9 @@ from ray import serve
 
 from brayx.actor.config import ActorConfig
 from brayx.cluster.directory import stop_directory
-from brayx.cluster.prometheus import EXPORTED
 from brayx.cluster.replica import ActorRuntime, actor_deployment
 from brayx.metrics import METRICS, Kind
+from brayx.metrics.prometheus import EXPORTED
 from brayx.ports import free_port
 from deployments.echo import EchoActor
 

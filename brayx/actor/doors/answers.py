@@ -1,4 +1,4 @@
-"""Answers of the HTTP doors: the page, the status and preflights of scripts of other origins; and responses as bytes.
+"""Answers of the HTTP doors: page, status, metrics, preflights of scripts of other origins; and responses as bytes.
 
 Requests that are steps are answered elsewhere.
 """
@@ -17,6 +17,7 @@ from brayx.actor.service import Service
 from brayx.errors import BrayxError, ProtocolError
 from brayx.gamecore.browser import document
 from brayx.gamecore.protocol import SESSION_PATH, STEP_PATH
+from brayx.metrics.openmetrics import CONTENT_TYPE
 
 JSON = b"application/json"
 KEEP_IMPLICIT = b""
@@ -25,6 +26,7 @@ KEEP_EXPLICIT = b"connection: keep-alive\r\n"
 CLOSE = b"connection: close\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-type: application/octet-stream\r\ncontent-length: %d\r\n\r\n%b"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+METRICS_PATH = "/metrics"
 _ICON = "/favicon.ico"
 """Browsers request it unasked, so it does not count as a refusal."""
 
@@ -73,21 +75,29 @@ def is_preflight(service: Service, method: str) -> bool:
     return method == "OPTIONS" and service.cors.is_on
 
 
-def other(service: Service, method: str, path: str, accept: str) -> Answer:
+def other(service: Service, method: str, path: str, headers: Mapping[str, str]) -> Answer:
     """Answers a request that is not a step; counts an error in the answer.
 
     Args:
         service: the service behind the door.
         method, path: method and path of the request.
-        accept: Accept header of the request; empty if it has none.
+        headers: headers of the request, by their names in lower case.
     """
     if is_preflight(service, method) and path in ("", "/", STEP_PATH):
         return Answer(200, b"text/plain", b"")
     if path in ("", "/"):
         status = service.status()
-        if "text/html" in accept.lower():
+        if "text/html" in headers.get("accept", "").lower():
             return Answer(200, b"text/html; charset=utf-8", page(status).encode())
         return Answer(200, b"application/json", json.dumps(status).encode())
+    if path == METRICS_PATH:
+        try:
+            text = service.metrics(headers.get("authorization", ""))
+        except BrayxError as refusal:
+            service.refused(refusal)
+            return Answer(refusal.http_status, JSON, refusal.to_wire())
+        if text is not None:
+            return Answer(200, CONTENT_TYPE.encode(), text.encode())
     if path == _ICON:
         return Answer(404, b"text/plain", b"")
     code, error = wrong_path(path)

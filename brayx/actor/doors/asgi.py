@@ -56,7 +56,7 @@ class DoorApp:
             if path == STEP_PATH and not is_preflight(service, method):
                 await step(service, self._max_body_bytes, headers, scope, receive, send)
             else:
-                answer = other(service, method, path, headers.get("accept", ""))
+                answer = other(service, method, path, headers)
                 await write(send, answer.status, answer.body, content_type=answer.content_type)
         elif path == SESSION_PATH:
             await session(service, self._max_body_bytes, self._idle_timeout_s, headers, scope, receive, send)

@@ -55,7 +55,7 @@ _STEP = STEP_PATH.encode()
 _SLICE_BYTES = 512
 """Maximum size of a slice for the parser, which cannot stop after a request. A body of known length is one slice."""
 _SLICES_OF_A_TURN = 32
-_NAMES = {name.encode(): name for name in (*SINGLE, "origin", "accept")}
+_NAMES = {name.encode(): name for name in (*SINGLE, "origin", "accept", "authorization")}
 
 
 class HttpConnection(Connection):
@@ -216,7 +216,7 @@ class HttpConnection(Connection):
         """The message as a request; or an error, which is counted, or a ready answer for the client."""
         is_post = self._parser.get_method() == b"POST"
         if path not in self.steps or (not is_post and is_preflight(self.service, self._method())):
-            return other(self.service, self._method(), path.decode("latin-1"), self._headers.get("accept", ""))
+            return other(self.service, self._method(), path.decode("latin-1"), self._headers)
         if self._refused is not None:
             return self._refused
         if not is_post:

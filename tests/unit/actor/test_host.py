@@ -7,16 +7,19 @@ import json
 import socket
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from queue import SimpleQueue
 
 import grpc
 import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from brayx.actor.config import ActorConfig
 from brayx.actor.host import LocalHost
 from brayx.actor.serving import Runtime
+from brayx.console.guard import basic
 from brayx.errors import SessionLost, StartupError, Unauthorized, from_wire
 from brayx.gamecore.auth import Keys, new_key, sign
 from brayx.gamecore.client import Client
@@ -24,6 +27,7 @@ from brayx.gamecore.compliance import DoorCompliance
 from brayx.gamecore.v1 import gamecore_pb2 as pb
 from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
 from brayx.metrics import Recorder
+from brayx.metrics.openmetrics import CONTENT_TYPE
 from tests.unit.actor.doors.test_asgi import Echo
 from tests.waiting import until
 
@@ -251,3 +255,54 @@ def test_a_port_that_is_taken_is_reported_and_earlier_doors_are_closed(option: s
             host.open()
     with pytest.raises(OSError, match="refused"):
         socket.create_connection(("127.0.0.1", int(host.url.rpartition(":")[2])), timeout=10)
+
+
+def scraped(host: LocalHost, **headers: str) -> dict[str, float]:
+    """The totals and levels at ``/metrics``, by name without the prefix and by label."""
+    with urllib.request.urlopen(urllib.request.Request(f"{host.url}/metrics", headers=headers), timeout=10.0) as reply:
+        assert reply.headers["content-type"] == CONTENT_TYPE
+        text = reply.read().decode()
+    return {
+        f"{sample.name.removeprefix('ray_brayx_')} {sample.labels['label']}".strip(): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_the_metrics_are_those_of_what_was_played_and_a_host_s_own_drains_lose_none() -> None:
+    recorder = Recorder()
+    runtime = Runtime(functools.partial(Echo, []), recorder, lambda: {"policy_versions": {"policy": 7}})
+    host = LocalHost(config(), runtime)
+    host.export(recorder)
+    host.open()
+    try:
+        with Client(host.url) as client:
+            client.start(session="one")
+            client.tick(b"1")
+            recorder.drain()
+            client.tick(b"2")
+            read = scraped(host)
+            assert (read["sessions_active"], read["acting_version policy"]) == (1, 7)
+            client.stop()
+        until(lambda: "sessions_ended_total stop" in scraped(host))
+        read = scraped(host)
+        assert (read["ticks_total"], read["tick_seconds_count"], read["sessions_started_total"]) == (2, 2, 1)
+        assert (read["sessions_ended_total stop"], read["sessions_active"]) == (1, 0)
+    finally:
+        host.close()
+
+
+def test_with_keys_only_a_key_that_may_read_gets_the_metrics() -> None:
+    secret = b"a secret that is long enough for one"
+    keys = Keys({"studio": secret, "read/prometheus": secret})
+    host = LocalHost(config(), Runtime(functools.partial(Echo, [])), keys=keys)
+    host.open()
+    try:
+        for headers in ({}, {"authorization": basic("studio", secret)}, {"authorization": basic("read/other", secret)}):
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                scraped(host, **headers)
+            assert refused.value.code == 401
+            refused.value.close()
+        assert scraped(host, authorization=basic("read/prometheus", secret))["sessions_active"] == 0
+    finally:
+        host.close()

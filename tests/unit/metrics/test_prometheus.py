@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from brayx.cluster.prometheus import EXPORTED, OBSERVATIONS, Declared, Fold, MetricUpdate, Type
 from brayx.metrics import METRICS, Kind, Recorder
+from brayx.metrics.prometheus import EXPORTED, OBSERVATIONS, Declared, Fold, MetricUpdate, Type
 
 DASHBOARD = Path(__file__).parents[3] / "docker" / "grafana" / "brayx.json"
 TAGS = {"application", "deployment", "replica", "label", "metric", "le"}

@@ -1,0 +1,124 @@
+"""Renders a process's metrics as OpenMetrics text, which Prometheus scrapes without Ray.
+
+Names, labels and buckets are those of the cluster's export through Ray, prefix included: one dashboard and one set of
+alerts fit both. Knows nothing of doors, nor of sessions.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import threading
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import accumulate
+
+from brayx.metrics import Drained, Recorder
+from brayx.metrics.prometheus import Declared, Fold, MetricUpdate, Type, clean
+
+CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_PREFIX = "ray_"
+_Labels = tuple[tuple[str, str], ...]
+
+
+class OpenMetrics:
+    """The totals of all samples of a recorder since `follow`, as text. Thread safe.
+
+    Args:
+        tags: labels of every series.
+    """
+
+    def __init__(self, **tags: str) -> None:
+        self._tags = tuple((tag, clean(value)) for tag, value in tags.items())
+        self._fold = Fold(observations=math.inf)
+        self._lock = threading.Lock()
+        self._followed: Recorder | None = None
+        self._values: dict[Declared, dict[_Labels, float]] = {}
+        self._histograms: dict[Declared, dict[_Labels, _Histogram]] = {}
+
+    def follow(self, recorder: Recorder) -> None:
+        """Renders the samples of ``recorder`` from now on; `text` drains it."""
+        recorder.listen(self._add)
+        self._followed = recorder
+
+    def text(self, levels: Iterable[tuple[str, str, float]]) -> str:
+        """All series.
+
+        Args:
+            levels: the current levels: a metric of `METRICS`, its label, its value.
+        """
+        current = Recorder()
+        for name, label, value in levels:
+            current.add(name, value, label=label)
+        if self._followed is not None:
+            self._followed.drain()
+        self._add(current.drain())
+        with self._lock:
+            lines = [line for declared, series in self._values.items() for line in _family(declared, series)]
+            for declared, histograms in self._histograms.items():
+                lines += _head(declared)
+                for labels, histogram in histograms.items():
+                    lines += histogram.lines(f"{_PREFIX}{declared.name}", labels)
+        return "\n".join((*lines, "# EOF\n"))
+
+    def _add(self, part: Drained) -> None:
+        with self._lock:
+            for update in self._fold.points(part):
+                self._take(update)
+
+    def _take(self, update: MetricUpdate) -> None:
+        declared = update.of
+        labels = (*self._tags, *((tag, update.tags[tag]) for tag in declared.tags))
+        if declared.type is Type.HISTOGRAM:
+            histograms = self._histograms.setdefault(declared, {})
+            if labels not in histograms:
+                histograms[labels] = _Histogram(declared.bounds)
+            histograms[labels].observe(update.value, update.count)
+        else:
+            series = self._values.setdefault(declared, defaultdict(float))
+            series[labels] = update.value + (series[labels] if declared.type is Type.COUNTER else 0.0)
+
+
+class _Histogram:
+    """Counts of observations by bucket; the last bucket has no upper bound."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = (*bounds, math.inf)
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+        self._is_signed = False
+
+    def observe(self, value: float, count: int) -> None:
+        self._counts[bisect.bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+        self._is_signed |= value < 0
+
+    def lines(self, name: str, labels: _Labels) -> list[str]:
+        """The series of this histogram; OpenMetrics allows no sum, hence no count, if values may be below zero."""
+        counts = list(accumulate(self._counts))
+        lines = [
+            f"{name}_bucket{_braces((*labels, ('le', '+Inf' if math.isinf(bound) else repr(bound))))} {count}"
+            for bound, count in zip(self._bounds, counts, strict=True)
+        ]
+        if not self._is_signed:
+            lines.append(f"{name}_count{_braces(labels)} {counts[-1]}")
+            lines.append(f"{name}_sum{_braces(labels)} {self._sum!r}")
+        return lines
+
+
+def _head(declared: Declared) -> list[str]:
+    name = f"{_PREFIX}{declared.name}"
+    return [f"# HELP {name} {_escaped(declared.help)}", f"# TYPE {name} {declared.type}"]
+
+
+def _family(declared: Declared, series: dict[_Labels, float]) -> list[str]:
+    (name,) = declared.series
+    return _head(declared) + [f"{name}{_braces(labels)} {value!r}" for labels, value in series.items()]
+
+
+def _braces(labels: _Labels) -> str:
+    return "{" + ",".join(f'{name}="{_escaped(value)}"' for name, value in labels) + "}"
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"')
