@@ -138,7 +138,7 @@ RECIPES = {
     "MLP 256x256": Recipe(_NUMBERS, _WIDE, 32, 64, 10, 512),
     "MLP 256x256, large": Recipe(_NUMBERS, _WIDE, 256, 128, 10, 8192, large=True),
 }
-"""The first has the shapes of Pong in `brayx.commands.presets`."""
+"""The first has the shapes of Pong in `brayx.commands.ppo.PRESETS`."""
 
 
 class Way(NamedTuple):

@@ -1,7 +1,8 @@
 """Changes the number of workers of a running training, from any process of its cluster.
 
 A tag of the trial holds the address of its Ray cluster (`tell_where`). The trial's hub queues the request
-(`brayx.inbox`), and the job's process carries it out and answers (`answer_requests`). Knows nothing of what workers do.
+(`brayx.tracking.hub.Inbox`), and the job's process carries it out and answers (`answer_requests`). Knows nothing of
+what workers do.
 """
 
 from __future__ import annotations

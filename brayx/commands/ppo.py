@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brayx.command_line import Parser, Switch, count, say
-from brayx.commands.presets import PRESETS, preset_for
 from brayx.errors import BrayxError, ConfigError
 from brayx.metrics.totals import mean_return
 from brayx.shutdown import end_within, wait_to_save
@@ -62,6 +61,54 @@ _COMMON: dict[str, Any] = {
     "address": "", "log_interval": 10, "course": None, "num_workers": 4, "num_envs": 8, "buffer_size": None,
 }  # fmt: skip
 """Defaults of the options that are not the training's; only `brayx.commands.parallel_ppo` sets ``buffer_size``."""
+_ANNEALED = {"learning_rate_schedule": "linear", "clip_schedule": "linear"}
+
+_ATARI: dict[str, Any] = {
+    "num_workers": 2,
+    "num_envs": 8,
+    "unroll_length": 64,
+    "learning_rate": 5e-4,
+    "clip_param": 0.1,
+    "epochs": 3,
+    "minibatch_size": 256,
+    "reward_clip": 1.0,
+    "network.convolutions": "small",
+    "network.hidden": [],
+    "blocking": False,  # games step in their own threads during updates
+    **_ANNEALED,
+}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "CartPole-v1": {
+        "num_workers": 4,
+        "num_envs": 8,
+        "unroll_length": 64,
+        "num_steps": 200_000,
+        "learning_rate": 3e-3,
+        "gamma": 0.98,
+        "gae_lambda": 0.8,
+        "entropy_coef": 0.0,
+        "epochs": 8,
+        "minibatch_size": 1024,
+        **_ANNEALED,
+    },
+    "Pendulum-v1": {
+        "num_workers": 4,
+        "num_envs": 4,
+        "unroll_length": 128,
+        "num_steps": 400_000,
+        "learning_rate": 1e-3,
+        "gamma": 0.95,
+        "entropy_coef": 0.0,
+        "epochs": 10,
+        "minibatch_size": 512,
+        "normalise_obs": True,
+        "normalise_reward": True,
+        **_ANNEALED,
+    },
+    "Atari games": _ATARI,
+}
+"""Presets by Gymnasium id, tuned on two cores for wall time; all Atari games share one."""
 
 _RENAMED = {
     "eval_episodes": "evaluation_episodes={}", "env_option": "env_options.{}", "hidden": "network.hidden=[{}]",
@@ -88,6 +135,21 @@ class _Set(argparse.Action):
         if name == "env_options" and key:
             path, value = name, {**settings.get(name, {}), key: value}
         setattr(namespace, self.dest, {**settings, path: value})
+
+
+def _preset(env: str) -> dict[str, Any]:
+    """The preset of an environment.
+
+    Raises:
+        ConfigError: there are none.
+    """
+    if env in PRESETS:
+        return PRESETS[env]
+    from brayx.rollout.envs import is_atari
+
+    if is_atari(env):
+        return _ATARI
+    raise ConfigError(f"no preset for {env!r}; there are presets for {', '.join(PRESETS)}", env=env)
 
 
 def _explain(words: list[str]) -> str:
@@ -165,7 +227,7 @@ def chosen_options(given: Mapping[str, Any]) -> dict[str, Any]:
     settings = given.pop("settings", {})
     for name in settings.keys() & _COMMON.keys():
         raise ConfigError(f"--set {name}: write --{name.replace('_', '-')} {settings[name]}", key=name)
-    preset = preset_for(given["env"]) if given.get("preset") == "tuned" else {}
+    preset = _preset(given["env"]) if given.get("preset") == "tuned" else {}
     return {**_COMMON, **_DEFAULTS, **preset, **given, **settings}
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import secrets
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 from brayx.errors import TrackingError
-from brayx.inbox import Inbox
 from brayx.metrics import Drained, XAxis
 from brayx.metrics.charts import NUMBERS_FILE, charted, sums_of
 from brayx.metrics.totals import Totals
@@ -29,6 +31,50 @@ HISTOGRAMS_FILE = "histograms.json"
 _NUMBERS_EVERY_S = 5.0
 _SUM_TAG = "brayx.sum."
 """Prefix of the tags that name an application's own metrics that are sums; a resumed trial counts on."""
+_ROOM = 64
+"""Limit on waiting requests, and on answers that were not fetched."""
+
+
+class Inbox:
+    """Requests to a running job from outside, and their answers. Thread safe; beyond 64 of either, the oldest goes.
+
+    The job's owner polls for requests (`take`, `answer`), and the caller polls for the answer until a deadline.
+
+    Args:
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._now = clock
+        self._requests: dict[str, tuple[Any, float]] = {}
+        self._answers: dict[str, Any] = {}
+        self._at_inbox = threading.Lock()
+
+    def ask(self, request: Any, within_s: float) -> str:
+        """Adds a request that expires after ``within_s``; returns the key of its answer."""
+        key = secrets.token_hex(8)  # random, so that it differs from keys of an earlier process
+        with self._at_inbox:
+            self._requests[key] = (request, self._now() + within_s)
+            _keep_newest(self._requests)
+        return key
+
+    def take(self) -> list[tuple[str, Any]]:
+        """Removes and returns all waiting requests, oldest first, each with the key for its answer."""
+        with self._at_inbox:
+            taken, self._requests = self._requests, {}
+            now = self._now()
+        return [(key, request) for key, (request, until) in taken.items() if now <= until]
+
+    def answer(self, key: str, answer: Any) -> None:
+        """Stores the answer to a request."""
+        with self._at_inbox:
+            self._answers[key] = answer
+            _keep_newest(self._answers)
+
+    def answered(self, key: str) -> Any:
+        """Removes and returns the answer to a request; None while there is none."""
+        with self._at_inbox:
+            return self._answers.pop(key, None)
 
 
 class Hub(Inbox):
@@ -140,3 +186,8 @@ def totals_of(trial: Trial | None) -> dict[str, float]:
         return {}
     sums = [name.removeprefix(_SUM_TAG) for name in trial.tags() if name.startswith(_SUM_TAG)]
     return sums_of(trial.metrics(), sums)
+
+
+def _keep_newest(entries: dict[str, Any]) -> None:
+    while len(entries) > _ROOM:
+        del entries[next(iter(entries))]

@@ -19,7 +19,7 @@ from brayx.gamecore.auth import Keys, sign
 from brayx.gamecore.client import AsyncClient
 from brayx.gamecore.protocol import WS_SUBPROTOCOL, encode_numbered
 from brayx.gamecore.v1 import gamecore_pb2 as pb
-from tests.unit.actor.test_meeting import DirectoryHandle, Replica
+from tests.unit.cluster.test_replica import DirectoryHandle, Replica
 from tests.waiting import until_awaited as until
 
 SECRET = b"a secret that is long enough for one"

@@ -4,81 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
-import threading
-from dataclasses import replace
 from datetime import timedelta
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from ray import cloudpickle
 from ray.exceptions import RaySystemError
 
 from brayx.cluster import named_model as named
-from brayx.cluster import process_model as process_module
 from brayx.cluster import remote_model as remote
-from brayx.cluster.model import ModelReplica
-from brayx.cluster.named_model import prepare
 from brayx.cluster.remote_model import RemoteModel
 from brayx.cluster.weights import WeightPublisher
 from brayx.errors import ConfigError, DeadlineExceeded, ModelError, QueueFull
 from brayx.model.config import ModelConfig
 from brayx.tracking import Trial
 from brayx.tracking.store import client_of
-from tests.waiting import until
-
-X = np.ones(2, np.float32)
-
-
-def build():
-    return torch.nn.Linear(2, 1), (np.zeros((1, 2), np.float32),)
-
-
-class Running:
-    """A running model ``m``, as far as handles use it; its replica counts the calls."""
-
-    def __init__(self, monkeypatch, *, local, **options):
-        placement = "local" if local else "remote"
-        config = ModelConfig(module="unused", engine="torch", placement=placement, deadline_s=5, **options)
-        module, example = build()
-        recipe, self.weights = prepare(module, example, {}, config)
-        self.recipe = replace(recipe, token="token")
-        self.replica = ModelReplica(build, config)
-        self.calls: list[int] = []
-        self.built = 0
-        self.removed: list[str] = []
-        self.connection = "1"
-        monkeypatch.setattr(remote, "find", lambda name: self)
-        monkeypatch.setattr(remote, "remove", lambda name, expected: self.removed.append(name))
-        monkeypatch.setattr(remote, "recipe_of", lambda store, timeout_s: self.recipe)
-        monkeypatch.setattr(process_module, "deployed", lambda name, timeout_s: self)
-        monkeypatch.setattr(process_module, "first_weights", lambda name, store, trial: self._newest())
-        monkeypatch.setattr(process_module, "WeightSubscriber", Subscriber)
-        monkeypatch.setattr(process_module, "_connection", lambda: self.connection)
-        self.forward = SimpleNamespace(remote=self._forward)
-
-    async def _forward(self, columns, version, deadline_s):
-        self.calls.append(len(columns[0]))
-        return await self.replica.forward(columns, version, deadline_s)
-
-    def _newest(self):
-        self.built += 1
-        return 3, self.weights
-
-
-class Subscriber:
-    """A subscriber that follows no store."""
-
-    def __init__(self, store, on_weights):
-        self.running = False
-
-    async def start(self):
-        self.running = True
-
-    async def stop(self):
-        self.running = False
+from tests.unit.cluster.running import Running, X, build
 
 
 @pytest.fixture
@@ -139,62 +80,6 @@ async def test_another_ray_connection_or_model_of_that_name_shares_nothing(runni
     assert other.client() is not first.client()
     for handle in (first, other):
         await asyncio.to_thread(handle.close)
-
-
-def test_in_local_mode_a_process_builds_one_engine_at_the_newest_version(monkeypatch):
-    running = Running(monkeypatch, local=True)
-    first, other = RemoteModel("m"), RemoteModel("m")
-    assert running.built == 1
-    assert first(X) == other(X)
-    subscriber = first._shared.subscriber
-
-    async def version():
-        return other.client().version
-
-    assert asyncio.run(version()) == 3
-    first.close()
-    assert subscriber.running
-    other.close()
-    assert not subscriber.running
-
-
-def test_dropped_handles_stop_following(monkeypatch):
-    Running(monkeypatch, local=True)
-    first, other = RemoteModel("m"), RemoteModel("m")
-    subscriber = first._shared.subscriber
-    del first
-    gc.collect()
-    assert subscriber.running
-    del other
-    gc.collect()
-    until(lambda: not subscriber.running, "the end of the subscriber")
-
-
-async def test_in_local_mode_others_are_served_between_the_calls_of_a_batch(monkeypatch):
-    running = Running(monkeypatch, local=True)
-    model = RemoteModel("m")
-    newest = model._shared._versions.newest
-    run = newest.run
-    entered, gate = asyncio.Event(), threading.Event()
-    loop = asyncio.get_running_loop()
-
-    def gated(leaves):
-        running.calls.append(len(leaves[0]))
-        loop.call_soon_threadsafe(entered.set)
-        assert gate.wait(60)
-        return run(leaves)
-
-    newest.run = gated
-    large = asyncio.create_task(model.forward(np.ones((9 * 64, 2), np.float32), batch=True))
-    await entered.wait()
-    single = asyncio.create_task(model.forward(X))
-    await asyncio.sleep(0)
-    gate.set()
-    assert (await large).shape == (9 * 64, 1)
-    await single
-    assert running.calls == [64, 1, *[64] * 8]
-    await asyncio.to_thread(model.close)
-    await running.replica.close()
 
 
 @pytest.mark.parametrize("local", [True, False])

@@ -15,8 +15,7 @@ import pytest
 
 from brayx.algorithms.ppo import PPOConfig
 from brayx.commands import cli
-from brayx.commands.ppo import _progress, chosen_options, configs
-from brayx.commands.presets import PRESETS
+from brayx.commands.ppo import PRESETS, _progress, chosen_options, configs
 from brayx.errors import ConfigError
 from brayx.local.training import Training
 from brayx.nets.policy import NetworkConfig

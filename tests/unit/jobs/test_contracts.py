@@ -13,9 +13,8 @@ from brayx.gamecore.contract import Contract
 from brayx.jobs.checks import check_job
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contracts import built, contract_lines
-from brayx.jobs.recorded import contract_to_resume, recorded_contract, with_contract, with_resumed_contract
+from brayx.jobs.recorded import contract_to_resume, with_resumed_contract
 from brayx.jobs.shipped import TEMPLATES
-from brayx.model.arms import WeightSource
 from brayx.tracking import Trial
 
 GAME = TEMPLATES / "game.yaml"
@@ -100,31 +99,6 @@ def test_what_is_built_has_the_layers_and_their_parameters() -> None:
     assert lines[-1].endswith("parameters in all")
 
 
-def test_a_served_job_has_the_contract_of_its_weights(tmp_path: Path) -> None:
-    contract = Contract.parse(SMALL).as_dict()
-    sources = {"model": WeightSource(checkpoint=str(recorded_in(tmp_path, contract)))}
-    assert with_contract(job(), sources).contract == contract
-    same = job(f"contract={json.dumps({**SMALL, 'encoding': 'packed'})}")
-    assert with_contract(same, sources) is same, "the encoding is the game's matter"
-    other = {**SMALL, "observations": {"speed": {"shape": [3]}}}
-    with pytest.raises(ConfigError, match=r"weights of model 'model': observations\.speed\.shape is \[3\], expected"):
-        with_contract(job(f"contract={json.dumps(other)}"), sources)
-    with pytest.raises(ConfigError, match="no model that is served has one: train the job first"):
-        with_contract(job(), {"model": WeightSource()})
-
-
-def test_a_resumed_trial_keeps_its_contract() -> None:
-    contract = Contract.parse(SMALL).as_dict()
-    assert with_resumed_contract(job(), "main", contract).contract == contract
-    assert with_resumed_contract(job(), "main", None).needs_contract, "its first game says it again"
-    same = job(f"contract={json.dumps({**SMALL, 'encoding': 'packed'})}")
-    assert with_resumed_contract(same, "main", contract) is same
-    other = job(f"contract={json.dumps({**SMALL, 'observations': {'speed': {'shape': [3]}}})}")
-    assert with_resumed_contract(other, "main", None) is other
-    with pytest.raises(ConfigError, match=r"trial 'main' learned another: observations\.speed\.shape is .* add --new"):
-        with_resumed_contract(other, "main", contract)
-
-
 def test_the_contract_to_resume_is_that_of_an_interrupted_trial_s_newest_checkpoint(
     tmp_path: Path, tracking_db: str
 ) -> None:
@@ -137,8 +111,3 @@ def test_the_contract_to_resume_is_that_of_an_interrupted_trial_s_newest_checkpo
     assert with_resumed_contract(job(), "main", recorded).contract == Contract.parse(SMALL).as_dict()
     trial.finish()
     assert contract_to_resume("game", "main", tracking_db) is None, "a finished trial is not resumed"
-
-
-def test_a_checkpoint_of_a_job_without_a_contract_has_none(tmp_path: Path) -> None:
-    assert recorded_contract(tmp_path) is None
-    assert recorded_contract(recorded_in(tmp_path, None)) is None

@@ -19,8 +19,8 @@ from brayx.recording.source import reader
 from brayx.recording.video import Video
 from brayx.recording.writer import Folder
 from tests.recorded import columns_of
+from tests.unit.recording.demonstrations import tick
 from tests.unit.recording.pictures import config, image, is_close, play, write
-from tests.unit.recording.test_source import tick
 
 
 @pytest.mark.parametrize("session", ["x" * 3000, "\U0001f600" * 3000, "../../etc/passwd", "a\x00b\n"])

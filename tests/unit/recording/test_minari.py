@@ -11,7 +11,7 @@ from brayx.commands import cli
 from brayx.errors import ConfigError
 from brayx.recording.minari import write_minari
 from brayx.recording.source import reader
-from tests.unit.recording.test_source import STOP, save, tick
+from tests.unit.recording.demonstrations import STOP, save, tick
 
 
 def test_minaris_spaces_are_those_of_the_data(tmp_path: Path) -> None:

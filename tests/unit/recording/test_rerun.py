@@ -13,8 +13,8 @@ from brayx.commands import cli
 from brayx.metrics import Recorder
 from brayx.recording.recorder import SessionRecorder
 from brayx.recording.writer import Folder
+from tests.unit.recording.demonstrations import save, tick
 from tests.unit.recording.pictures import config, image, play, write
-from tests.unit.recording.test_source import save, tick
 
 
 @pytest.mark.filterwarnings("error")  # Rerun leaves out what it cannot write, and warns

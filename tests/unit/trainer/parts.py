@@ -6,10 +6,17 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from brayx.algorithms.impala import ImpalaConfig
+from brayx.algorithms.mixed import MixedConfig
+from brayx.algorithms.ppo import PPOConfig
 from brayx.engines.base import check_finite
+from brayx.nets.mlp import ActorCritic
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.config import BufferConfig
+from brayx.trainer.config import TrainerConfig
+from brayx.trainer.loop import LearnerLoop
 from brayx.types import Fragment
 
 BATCH_STEPS = 32
@@ -86,3 +93,42 @@ def batches(count, act=None, seed=0, extras=None):
         )
     while (batch := buffer.pop()) is not None:
         yield batch
+
+
+def run(
+    folder, count=6, newest=None, seed=0, stream=None, ranks=None, algorithm=None, parts=None, took=None, **options
+):
+    torch.manual_seed(seed)
+    parts = {"hooks": options.pop("hooks", None), "eval_batches": options.pop("evaluate", None), **(parts or {})}
+    if not isinstance(algorithm, MixedConfig | ImpalaConfig):
+        plain = {
+            "gamma": 0.0,
+            "epochs": 4,
+            "minibatch_size": 16,
+            "entropy_coef": 0.0,
+            "learning_rate_schedule": "linear",
+        }
+        algorithm = PPOConfig(**{**plain, **(algorithm or {})})
+    options = {"learning_rate": 1e-3, **options}
+    config = TrainerConfig(model="model", buffers=["buffer"], algorithm=algorithm, **options)
+    weights, numbers, batches_taken = Weights(), Numbers(newest), []
+    keeper = folder if isinstance(folder, Folders) else Folders(folder)
+
+    def publisher(newest_version):
+        weights.version = newest_version
+        return weights
+
+    summary = LearnerLoop(
+        config,
+        ActorCritic(3, 2, hidden=(16,)),
+        (np.zeros((1, 3), np.float32),),
+        batches=stream if stream is not None else batches(count),
+        took=took or (lambda: batches_taken.append(1)),
+        publisher=publisher,
+        numbers=numbers,
+        keeper=keeper,
+        ranks=ranks,
+        about={"project": "test"},
+        **parts,
+    ).run()
+    return summary, weights, numbers, keeper, batches_taken

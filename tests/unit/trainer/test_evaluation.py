@@ -11,8 +11,8 @@ import torch
 from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.nets.mlp import ActorCritic
-from tests.unit.trainer.parts import batches
-from tests.unit.trainer.test_loop import ELSEWHERE, OnDevice, demonstrated, run
+from tests.unit.trainer.parts import batches, run
+from tests.unit.trainer.test_loop import ELSEWHERE, OnDevice, demonstrated
 
 
 class Held:

@@ -21,8 +21,7 @@ from brayx.trainer.hooks import Hooks, WithLoss, load_hooks
 from brayx.trainer.prefetch import Prepare
 from brayx.types import DEMONSTRATION
 from tests.unit.algorithms.tables import moved, sgd
-from tests.unit.trainer.parts import batches
-from tests.unit.trainer.test_loop import run
+from tests.unit.trainer.parts import batches, run
 from tests.unit.trainer.test_ranks import ALGORITHMS, COLUMNS, model, with_extra_keys
 from tests.unit.trainer.test_ranks import batch as columns_of
 

@@ -11,8 +11,7 @@ import torch
 from brayx.errors import ConfigError, ReplayError
 from brayx.replay.packing import READY_KEY
 from brayx.trainer.prefetch import Prefetch, Prepare, close, settle
-from tests.unit.trainer.parts import batches
-from tests.unit.trainer.test_loop import run
+from tests.unit.trainer.parts import batches, run
 from tests.waiting import until
 
 CPU = torch.device("cpu")

@@ -12,8 +12,7 @@ from brayx.algorithms.base import Algorithm
 from brayx.algorithms.impala import ImpalaConfig
 from brayx.nets.mlp import ActorCritic
 from brayx.trainer.shapes import Shapes, bars_of
-from tests.unit.trainer.parts import Numbers, batches
-from tests.unit.trainer.test_loop import run
+from tests.unit.trainer.parts import Numbers, batches, run
 
 
 class Clock:

@@ -11,7 +11,6 @@ import socket
 import sys
 import threading
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,46 +125,6 @@ def test_a_connection_that_stalls_in_a_request_gets_an_error_is_closed_and_hurts
         assert b"incomplete after 0.2 s" in read_all(piece)
 
 
-def test_a_connection_whose_reads_all_end_in_mid_frame_is_not_stalled(seconds: Seconds) -> None:
-    frames = [encode_request(StepRequest(StepKind.CALL, "", b"x" * 100), time_) for time_ in range(20)]
-    with native(stall_s=0.2) as service, connect(service.tcp) as busy:
-        reader, got, unsent = ReplyReader(MAX_BODY_BYTES), 0, b""
-        for number, frame in enumerate([*frames, b""]):
-            busy.sendall(unsent + frame[:60])
-            unsent = frame[60:]
-            while got < number:  # so the next frame's first bytes have been read
-                for _, body, _ in reader.feed(busy.recv(65536)):
-                    assert body == b"x" * 100
-                    got += 1
-            seconds.value += 0.15
-            time.sleep(0.02)  # for the door to look
-
-
-def test_a_connection_is_not_stalled_while_a_running_tick_delays_its_next_frame(seconds: Seconds) -> None:
-    large = encode_request(StepRequest(StepKind.CALL, "", bytes(1024 * 1024)), 9)
-    with native(stall_s=0.2, max_in_flight=1) as service, connect(service.tcp) as busy:
-        service.table._services.config = SessionConfig(tick_timeout_s=1.0)
-        session = StepRequest(StepKind.START, "busy", b"")
-        busy.sendall(encode_request(session, 1))
-        reader, got = ReplyReader(MAX_BODY_BYTES), []
-        while not got:
-            got += reader.feed(busy.recv(65536))
-        busy.sendall(encode_request(session._replace(kind=StepKind.TICK, body=b"slow"), 2) + large[:100])
-        sending = threading.Thread(target=busy.sendall, args=(large[100:],))
-        sending.start()
-        busy.settimeout(0.02)
-        while len(got) < 2:
-            with contextlib.suppress(TimeoutError):
-                got += reader.feed(busy.recv(65536))
-                continue
-            seconds.value += 0.05  # a larger step is forgiven, as that of a process that was suspended
-        busy.settimeout(WAIT_S)
-        while len(got) < 3:
-            got += reader.feed(busy.recv(65536))
-        sending.join(WAIT_S)
-        assert [time_ for _, _, time_ in got] == [1, ~2, 9], "the late tick gets an error, the frame after it a reply"
-
-
 def test_a_burst_of_connections_waits_to_be_accepted() -> None:
     most = int(Path("/proc/sys/net/core/somaxconn").read_text()) if sys.platform == "linux" else 128
 
@@ -262,24 +221,6 @@ def test_the_error_for_an_id_that_is_not_ascii_quotes_it_as_sent(service: Native
             got += reader.feed(connection.recv(65536))
     [(session, body, time_)] = got
     assert (session, time_, json.loads(body)["message"]) == (sent, ~1, message)
-
-
-def test_a_tcp_connection_carries_many_sessions_and_slow_ones_hold_up_no_others(service: Native) -> None:
-    names = [uuid.uuid4().hex for _ in range(4)]
-    with connect(service.tcp) as connection:
-        for time_, name in enumerate(names):
-            connection.sendall(encode_request(StepRequest(StepKind.START, name, b""), time_))
-        reader, got = ReplyReader(MAX_BODY_BYTES), []
-        while len(got) < len(names):
-            got += reader.feed(connection.recv(65536))
-        connection.sendall(encode_request(StepRequest(StepKind.TICK, names[0], b"slow"), 10))
-        ticks = [encode_request(StepRequest(StepKind.TICK, name, b"x"), 11) for name in names[1:]]
-        connection.sendall(b"".join(ticks))
-        got.clear()
-        while len(got) < 3:
-            got += reader.feed(connection.recv(65536))
-        assert sorted(session.decode() for session, _, _ in got) == sorted(names[1:])
-        assert {(body, time_) for _, body, time_ in got} == {(b"x", 11)}
 
 
 def test_the_server_stops_reading_from_a_client_that_reads_nothing() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brayx.inbox import Inbox
+from brayx.tracking.hub import Inbox
 
 
 class Clock:

@@ -1,0 +1,79 @@
+"""The learner's stream over buffers: how they share it, what ends it, and importance weights that go on."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from brayx.local.buffer import LocalBuffer
+from brayx.local.stream import Batches
+from brayx.metrics import Recorder
+from brayx.replay.config import BufferConfig
+from brayx.types import Fragment
+
+T = 4
+
+
+def fragment(value=0.0, version=1, steps=T):
+    return Fragment(
+        obs=np.full((steps + 1, 3), value, np.float32),
+        action=np.zeros(steps, np.int64),
+        log_prob=np.zeros(steps, np.float32),
+        reward=np.full(steps, value, np.float32),
+        terminated=True,
+        truncated=False,
+        policy_version=np.full(steps, version, np.int64),
+    )
+
+
+def made(**options):
+    sink = Recorder()
+    config = BufferConfig(**{"size": 2, "batch_size": 2, "unroll_length": T, **options})
+    return LocalBuffer(config, None, sink), sink
+
+
+def values(batch):
+    return batch["reward"][:, 0].tolist()
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_an_end_gives_what_waits_or_nothing(drain):
+    buffer, sink = made()
+    batches = Batches({"b": buffer}, {"b": 1.0})
+    buffer.push(fragment(1.0), fragment(2.0), fragment(3.0))
+    buffer.end(drain=drain)
+    buffer.push(fragment(4.0))
+    assert [values(batch) for batch in batches] == ([[1.0, 2.0], [3.0, 0.0]] if drain else [])
+    assert sink.summary()["replay_dropped.ended"] == T
+
+
+def test_buffers_share_the_learner_by_their_weights():
+    left, right = made(size=100)[0], made(size=100)[0]
+    batches = Batches({"left": left, "right": right}, {"left": 3.0, "right": 1.0})
+    left.push(*(fragment(1.0) for _ in range(24)))
+    right.push(*(fragment(2.0) for _ in range(24)))
+    first = Counter(values(next(batches))[0] for _ in range(8))
+    assert first == {1.0: 6, 2.0: 2}
+    rest = (values(next(batches))[0] for _ in range(16))
+    assert Counter(rest) == {1.0: 6, 2.0: 10}, "one that has nothing is not waited for"
+
+
+def test_importance_weights_go_on_where_an_interrupted_training_was():
+    buffer, _ = made(sampler="prioritised", importance_exponent=0.0, importance_batches=10, batch_size=4, size=10)
+    batches = Batches({"b": buffer}, {"b": 1.0})
+    buffer.push(*(fragment(float(value)) for value in range(8)))
+    first = next(batches)
+    np.testing.assert_array_equal(first["weight"], np.ones(4))
+    batches.update_priorities(first["index"], np.array([1.0, 10.0, 100.0, 1000.0], np.float32))
+    batches.skip(10)
+    assert any(next(batches)["weight"].min() < 1 for _ in range(20))
+
+
+def test_the_last_batch_is_given_again_while_there_is_no_other_and_counted():
+    buffer, sink = made(max_reuse=1)
+    buffer.push(fragment(1.0), fragment(2.0))
+    assert values(buffer.pop()) == values(buffer.pop()) == [1.0, 2.0]
+    assert buffer.pop() is None
+    assert sink.summary()["replay_reused"] == 1
