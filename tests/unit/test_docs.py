@@ -81,6 +81,7 @@ NOT_RUN = {
     "an error's message": 1,
     "needs Ray; tests/integration/test_shards.py does the same": 1,
     "needs Ray and Serve; tests/integration/test_remote_model.py does the same": 2,
+    "needs Kubernetes; tests/unit/docker renders and checks every overlay": 1,
     "needs a service to test; tests/unit/actor/doors/test_asgi.py does the same": 1,
     "needs a trained champion in ./mlflow.db": 2,
     "one line of a live display": 1,

