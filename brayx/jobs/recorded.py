@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from brayx.errors import ConfigError, ModelError
 from brayx.jobs.contracts import BEHAVIOUR_TAG, CONTRACT_TAG, parse_contract
-from brayx.tracking import Trial
+from brayx.tracking import Trial, children_of
 
 if TYPE_CHECKING:
     from brayx.jobs.config import JobConfig
@@ -122,3 +122,9 @@ def contract_of_trial(trial: Trial) -> dict[str, Any] | None:
     """The contract of a trial's newest checkpoint; None: it has none yet."""
     newest = trial.latest_checkpoint()
     return None if newest is None else recorded_contract(newest)
+
+
+def contracts_of_children(trial: Trial) -> list[dict[str, Any]]:
+    """The contracts of a trial's children that have a checkpoint: of the behaviours that its training goes on with."""
+    contracts = (contract_of_trial(child) for child in children_of(trial))
+    return [contract for contract in contracts if contract is not None]

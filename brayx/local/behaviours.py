@@ -16,7 +16,7 @@ from brayx.jobs.champion import behaviour_pool, drawn_curve
 from brayx.jobs.checks import check_learning
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.contracts import contract_lines, parse_contract, plain_name
-from brayx.jobs.recorded import contract_of_trial, with_resumed_contract
+from brayx.jobs.recorded import contract_of_trial, contracts_of_children, with_resumed_contract
 from brayx.jobs.result import promote
 from brayx.jobs.trainee import Trainees
 from brayx.jobs.training import READY_TIMEOUT_S
@@ -58,6 +58,10 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         self._pool = ""
         self.factories: dict[str, AgentActorFactory] = {}
         self._make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
+        if clerk.may_resume:  # now, so that the training does not end without those whose games come late
+            for contract in map(parse_contract, clerk.call(contracts_of_children)):
+                lobby.expect(contract)
+                self._begin(contract)
 
     def open(
         self, make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
@@ -82,7 +86,8 @@ class BehaviourTraining(Trainees[LocalTrainee]):
             BrayxError: a behaviour's learner failed.
         """
         for contract in self._lobby.arrived():
-            self._begin(contract)
+            if contract.behaviour not in self.trainees and self._begin(contract):
+                self.trainees[contract.behaviour].learner.start()
         for name, trainee in list(self.trainees.items()):
             if name in self._starting:
                 self._admit(name, trainee)
@@ -122,8 +127,8 @@ class BehaviourTraining(Trainees[LocalTrainee]):
             if trainee is not self._trainee:
                 trainee.end("FINISHED" if finished else "KILLED")
 
-    def _begin(self, contract: Contract) -> None:
-        """Starts the learner of a behaviour that has appeared; refuses the behaviour if that is not possible."""
+    def _begin(self, contract: Contract) -> bool:
+        """Makes the learner of a behaviour that has appeared; False: that is not possible, and it is refused."""
         name = contract.behaviour
         job = self._job.model_copy(update={"contract": contract.as_dict()})
         clerk: Clerk | None = None
@@ -138,13 +143,13 @@ class BehaviourTraining(Trainees[LocalTrainee]):
             trainee = LocalTrainee(job, layout, clerk, acts=True)
         except BrayxError as error:
             self._refuse(name, error, clerk)
-            return
+            return False
         self._jobs[name], self.trainees[name] = job, trainee
         self.mains.append(name)
         self._starting[name] = time.monotonic() + READY_TIMEOUT_S
-        trainee.learner.start()
         for line in (f"behaviour {name!r} begins to learn", *contract_lines(contract)):
             self._say(line)
+        return True
 
     def _admit(self, name: str, trainee: LocalTrainee) -> None:
         """Lets the games of a behaviour in once its first weights act; refuses it if they never will."""

@@ -137,6 +137,10 @@ class Lobby:
             if now - failing_since > _CONNECT_S:
                 raise StartupError(f"no game has sent its contract within {_CONNECT_S:g} s; {self.games}; {last}")
 
+    def expect(self, contract: Contract) -> None:
+        """Holds the starts of a behaviour that the job has taken up before its first game comes."""
+        self.doors.loop.call_soon_threadsafe(self._behaviours.setdefault, contract.behaviour, _Behaviour(contract))
+
     def arrived(self) -> list[Contract]:
         """The contracts of further behaviours that have come since the last call."""
         contracts = []

@@ -4,7 +4,7 @@ The default store is one sqlite file. URIs are absolute, because Ray workers cha
 MLflow itself is imported when it is first used.
 """
 
-from brayx.tracking.finding import find_trial
+from brayx.tracking.finding import children_of, find_trial
 from brayx.tracking.registry import (
     PoolEntry,
     PoolModel,
@@ -32,6 +32,7 @@ __all__ = [
     "aliased",
     "aliases",
     "check_writable",
+    "children_of",
     "files_of",
     "find",
     "find_trial",

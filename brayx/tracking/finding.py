@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from brayx.errors import ConfigError
 from brayx.tracking.store import client_of, telling
-from brayx.tracking.trial import Trial
+from brayx.tracking.trial import PARENT_TAG, Trial
 from brayx.urls import sqlite_path
 
 if TYPE_CHECKING:
@@ -52,6 +52,21 @@ def find_trial(reference: str, uri: str) -> Trial:
                 )
             return Trial.attach(uri, ids[0])
     raise ConfigError(f"no trial has the id or the name {reference!r} in {uri}: see `brayx trials`", trial=reference)
+
+
+def children_of(trial: Trial) -> list[Trial]:
+    """The newest child trial of each name.
+
+    Raises:
+        TrackingError: the store could not be read.
+    """
+    with telling(f"cannot look for the children of trial {trial.name!r} in {trial.uri}"):
+        client = client_of(trial.uri)
+        experiment = client.get_run(trial.run_id).info.experiment_id
+        of_parent = f"tags.`{PARENT_TAG}` = '{trial.run_id}'"
+        runs = client.search_runs([experiment], of_parent, order_by=["attributes.start_time"], max_results=_SAME_NAME)
+        newest = {run.info.run_name or "": run.info.run_id for run in runs}
+        return [Trial(trial.uri, run_id, trial.project, name) for name, run_id in newest.items()]
 
 
 def newest_runs(uri: str, project: str = "") -> tuple[dict[str, str], list[Run]]:

@@ -11,9 +11,10 @@ import pytest
 from brayx.errors import ConfigError
 from brayx.gamecore.contract import Contract
 from brayx.jobs.config import JobConfig
-from brayx.jobs.recorded import recorded_contract, with_contract, with_resumed_contract
+from brayx.jobs.recorded import contracts_of_children, recorded_contract, with_contract, with_resumed_contract
 from brayx.jobs.shipped import TEMPLATES
 from brayx.model.arms import WeightSource
+from brayx.tracking import Trial
 
 GAME = TEMPLATES / "game.yaml"
 
@@ -62,3 +63,17 @@ def test_a_resumed_trial_keeps_its_contract() -> None:
 def test_a_checkpoint_of_a_job_without_a_contract_has_none(tmp_path: Path) -> None:
     assert recorded_contract(tmp_path) is None
     assert recorded_contract(recorded_in(tmp_path, None)) is None
+
+
+def test_a_resumed_trial_has_the_behaviours_of_its_children(tmp_path: Path, tracking_db: str) -> None:
+    trial = Trial.open("p", "main", tracking_db)
+    assert contracts_of_children(trial) == []
+    contract = {**Contract.parse(SMALL).as_dict(), "behaviour": "runner"}
+    other = Trial.open("p", "other", tracking_db)
+    for name, parent in (("runner", trial), ("late", trial), ("chaser", other)):
+        child = Trial.open("p", name, tracking_db, parent=parent)
+        if name != "late":  # it has no checkpoint, so its games say their contract again
+            folder = tmp_path / name
+            folder.mkdir()
+            child.save_checkpoint(recorded_in(folder, {**contract, "behaviour": name}), 100)
+    assert contracts_of_children(trial) == [contract]

@@ -205,6 +205,10 @@ def test_another_behaviour_is_held_until_it_acts_or_is_refused(pool: ThreadPoolE
         with pytest.raises(BadBody, match="behaviour 'keeper' cannot be learned: no network for it"):
             second.start(json.dumps(keeper), "b")
         assert waiting.arrived() == []
+        waiting.expect(Contract.parse({**CONTRACT, "behaviour": "resumed"}))
+        with pytest.raises(BadBody, match=r"observations\.side\.shape is \[3\], expected \[2\]"):
+            second.start(json.dumps({**OTHER, "behaviour": "resumed"}), "g")
+        assert waiting.arrived() == [], "the job has it already"
         again = pool.submit(second.start, json.dumps({**keeper, **CONTRACT}), "f")
         until(lambda: [contract.behaviour for contract in waiting.arrived()] == ["keeper"], "it may come otherwise")
         waiting.admit("keeper")
