@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import sys
 import threading
 import time
@@ -24,6 +25,7 @@ import grpc
 
 from brayx.bridges.builds import Builds, add_options, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
+from brayx.bridges.unity_settings import GameSettings
 from brayx.bridges.unity_wire import (
     BUILD_PORT,
     EDITOR_PORT,
@@ -32,7 +34,6 @@ from brayx.bridges.unity_wire import (
     PATH,
     UnityBehaviour,
     actions_message,
-    engine_settings,
     parse_message,
     quit_message,
     reset_message,
@@ -50,6 +51,7 @@ _SILENT_S = 60.0
 _MAX_STATISTICS = 256
 _END_S = 3.0
 """Time for a game to call once more when the bridge ends, and be told to quit."""
+_SETTINGS = tuple(field.name for field in dataclasses.fields(GameSettings))
 
 
 class UnityPort:
@@ -60,12 +62,14 @@ class UnityPort:
         name: what lines on the screen call the game.
         hint: end of the line that says that the game has left.
         seed: of the game.
-        time_scale: how much faster than real time the game runs.
+        settings: what the game is told.
     """
 
-    def __init__(self, run: EngineRun, name: str, *, hint: str = "", seed: int = 0, time_scale: float = 20.0) -> None:
+    def __init__(
+        self, run: EngineRun, name: str, *, hint: str = "", seed: int = 0, settings: GameSettings | None = None
+    ) -> None:
         self._run, self._name, self._hint, self._seed = run, name, hint, seed
-        self._settings = engine_settings(time_scale)
+        self._settings = settings or GameSettings()
         self._agents = EngineAgents(run.games_run)
         self._lock = threading.Lock()
         self._peer = self._former = ""
@@ -143,14 +147,14 @@ class UnityPort:
             raise ProtocolError("it calls without a hello: stop it, and press Play again")
         self._peer = peer
         if not output.HasField("agents"):
-            return reset_message(self._settings)
+            return reset_message(self._settings.side_channel(self._seed))
         return self._step(output)
 
     def _greet(self, hello: pb.Hello, peer: str) -> pb.Message:
         if self.is_playing:
             self._former = self._peer
             self._leave(f"{self._name} calls anew; the game before it has ended without a word")
-        answer = welcome(hello, self._seed)
+        answer = welcome(hello, self._seed, self._settings.num_areas)
         self._peer, self._calls = peer, 1
         self._former = "" if self._former == peer else self._former
         return answer
@@ -224,7 +228,6 @@ def run_games(
     listen: int | None = None,
     command: str = "",
     num: int = 1,
-    time_scale: float = 20.0,
     headless: bool = False,
     on_listen: Callable[[list[int]], None] = lambda ports: None,
     **options: Any,
@@ -236,15 +239,15 @@ def run_games(
             package calls, 5004 for the Editor, 5005 and the next for builds.
         command: command line of a build; empty: a game is started by hand.
         num: number of builds. Each has a port of its own, and the seeds follow each other.
-        time_scale: how much faster than real time games run.
         headless: builds draw nothing; not for agents that see.
         on_listen: called with the ports when all are open.
-        **options: as for `brayx.gamecore.games.GamesRun`.
+        **options: as for `GameSettings` and `brayx.gamecore.games.GamesRun`.
 
     Raises:
         ConfigError: a port is taken, a build cannot be started, or an option has no meaning here.
         BrayxError: the service's last error.
     """
+    settings = GameSettings(**{name: options.pop(name) for name in _SETTINGS if name in options})
     run = EngineRun(GamesRun(url=url, **options))
     words = words_of(command) if command else []
     first = listen if listen is not None else BUILD_PORT if words else EDITOR_PORT
@@ -253,7 +256,7 @@ def run_games(
         ports, numbers = [], []
         for index in range(num if words else 1):
             name, hint = (f"build {index}", "") if words else ("the game", "; press Play to go on")
-            port = UnityPort(run, name, hint=hint, seed=seed + index, time_scale=time_scale)
+            port = UnityPort(run, name, hint=hint, seed=seed + index, settings=settings)
             stack.callback(port.close)
             server, number = _serve(port, first and first + index)
             stack.callback(server.stop, 0.5)
@@ -327,12 +330,31 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--time-scale", type=float, default=20.0, help="how much faster than real time (default: %(default)g)"
     )
+    made.add_argument("--width", type=int, help="width of a build's window (default: the build's own)")
+    made.add_argument("--height", type=int, help="height of a build's window")
+    made.add_argument(
+        "--quality-level", type=int, help="index of the project's quality level (default: the game's own)"
+    )
+    made.add_argument(
+        "--target-frame-rate", type=int, default=-1, help="most frames drawn per second (default: no limit)"
+    )
+    made.add_argument(
+        "--capture-frame-rate", type=int, default=60, help="frames per second of the game's time (default: %(default)s)"
+    )
+    made.add_argument(
+        "--num-areas", type=int, default=1, help="copies that a Training Area Replicator makes (default: %(default)s)"
+    )
+    made.add_argument(
+        "--parameter", dest="parameters", action="append", default=[], metavar="NAME=VALUE",
+        help="environment parameter: gravity=9.81, or drawn by the game: mass=uniform:0.5:10, also "
+        "gaussian:MEAN:DEVIATION and multirangeuniform:MIN:MAX:MIN:MAX...",
+    )  # fmt: skip
     return made
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command ``brayx gamecore unity``; exit codes as for `brayx.gamecore.games.run_command`."""
-    return playing.run_command(parser(), argv, run_games, "listen", "command", "num", "time_scale", "headless")
+    return playing.run_command(parser(), argv, run_games, "listen", "command", "num", "headless", *_SETTINGS)
 
 
 if __name__ == "__main__":

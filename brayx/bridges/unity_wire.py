@@ -41,9 +41,7 @@ _PYTHON_PACKAGE = "1.1.0"
 """The trainer's package that speaks it; the game only writes it to its log."""
 CONTINUOUS, BRANCH = "continuous", "branch_{}"
 """Names of the actions of a behaviour."""
-_SETTINGS = uuid.UUID("e951342c-4f7e-11ea-b238-784f4387d1f7").bytes_le
 _STATISTICS = uuid.UUID("a1d8f7b7-cec8-50f9-b78b-d3e165a78520").bytes_le
-_TIME_SCALE, _FRAME_RATE, _CAPTURE_RATE = 2, 3, 4
 _MOST_RECENT, _SUM = 1, 2
 _PNG = b"\x89PNG\r\n\x1a\n"
 _TRANSLATION, _VARIABLE = 2, 4
@@ -71,7 +69,7 @@ def quit_message() -> pb.Message:
     return pb.Message(header=pb.Header(status=QUIT), input=pb.Input(actions=actions))
 
 
-def welcome(hello: pb.Hello, seed: int) -> pb.Message:
+def welcome(hello: pb.Hello, seed: int, num_areas: int = 1) -> pb.Message:
     """The answer to a hello.
 
     Raises:
@@ -89,7 +87,11 @@ def welcome(hello: pb.Hello, seed: int) -> pb.Message:
         groups=True,
     )
     answer = pb.Welcome(
-        seed=seed, communicator_version=VERSION, package_version=_PYTHON_PACKAGE, capabilities=can, num_areas=1
+        seed=seed,
+        communicator_version=VERSION,
+        package_version=_PYTHON_PACKAGE,
+        capabilities=can,
+        num_areas=num_areas,
     )
     return pb.Message(header=pb.Header(status=GO_ON), input=pb.Input(welcome=answer))
 
@@ -104,16 +106,6 @@ def actions_message(actions: Mapping[str, Sequence[pb.Action]]) -> pb.Message:
     """The answer with the actions of agents, by behaviour."""
     by_behaviour = {name: pb.Actions.List(actions=listed) for name, listed in actions.items()}
     return pb.Message(header=pb.Header(status=GO_ON), input=pb.Input(actions=pb.Actions(by_behaviour=by_behaviour)))
-
-
-def engine_settings(time_scale: float) -> bytes:
-    """A side channel's message: how fast the game's time runs, with a frame for each sixtieth of its second."""
-    payloads = (
-        struct.pack("<if", _TIME_SCALE, time_scale),
-        struct.pack("<ii", _FRAME_RATE, -1),
-        struct.pack("<ii", _CAPTURE_RATE, 60),
-    )
-    return b"".join(_SETTINGS + struct.pack("<i", len(payload)) + payload for payload in payloads)
 
 
 def statistics(side_channel: bytes) -> dict[str, float]:

@@ -23,9 +23,9 @@ from brayx.shutdown import end_within, leave, mark
 COMMANDS = (
     "demo", "train", "serve", "evaluate", "match", "league", "recordings", "replay", "export", "new", "check",
     "convert", "trials", "promote", "scale", "console", "doctor", "keys", "completion", "gamecore", "bridge",
-    "ppo", "tune", "visualize",
+    "ppo", "tune", "visualize", "mlagents-learn",
 )  # fmt: skip
-"""The commands in the order of the help, each the name of its file."""
+"""The commands in the order of the help, each the name of its file with hyphens for underscores."""
 _AGAIN_S = 0.05
 
 
@@ -73,7 +73,7 @@ def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     root.add_argument("--version", action="version", version=f"brayx {brayx.__version__}")
     commands = root.add_subparsers(title="commands", required=True, metavar="COMMAND")
     for name in names:
-        command = importlib.import_module(f"brayx.commands.{name}")
+        command = importlib.import_module(f"brayx.commands.{name.replace('-', '_')}")
         subparser = commands.add_parser(name, help=command.HELP)
         command.options(subparser)
         subparser.set_defaults(run=command.run)

@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "pipelines" / "templates"
 BIN = Path(sys.executable).parent
 MARK = "BRAYX_TEST_COMMAND"
-WRITES_TRIALS = ("train", "demo", "tune")
+WRITES_TRIALS = ("train", "demo", "tune", "mlagents-learn")
 """Commands that make an MLflow store where there is none."""
 FREE_PORTS = ("actor.port=0", "actor.native_port=0", "actor.tcp_port=0")
 """Overrides of a job with free ports."""

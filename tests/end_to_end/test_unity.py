@@ -45,3 +45,31 @@ def test_a_unity_game_is_learned_and_served(tmp_path: Path) -> None:
         assert sum(result.total_reward for result in results) > 0.5 * len(results), "at random it is 0.1"
         served.control_c()
         assert served.ended() in (0, 130)
+
+
+RECIPE = """
+behaviors:
+  Chaser:
+    hyperparameters: {batch_size: 128, buffer_size: 512, beta_schedule: linear}
+    network_settings: {hidden_units: 32, normalize: true}
+    max_steps: 2000
+    summary_freq: 1000
+"""
+
+
+def test_a_project_of_mlagents_changes_one_word(tmp_path: Path) -> None:
+    environment = without_ray(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    (tmp_path / "chase.yaml").write_text(RECIPE)
+    # Without --env the bridge listens where the Editor calls, which another test may do.
+    words = ["chase.yaml", "--run-id=first", "--env", sys.executable, "--base-port=0", "--no-graphics"]
+    options = [*setting(*FREE_PORTS, "console_port=null"), "--env-args", *BUILD.split()[1:]]
+    with brayx(tmp_path, "mlagents-learn", *words, *options, environment=environment) as train, said_on_failure(train):
+        assert train.ended() == 0
+    assert "beta_schedule: the entropy's weight stays at beta" in train.err
+    assert "without effect: summary_freq" in train.err
+    assert "num_steps 2,000 reached" in train.out
+    assert "trial 'first' of project 'chase': finished" in train.out
+
+    with brayx(tmp_path, "mlagents-learn", *words, *options, environment=environment) as again, said_on_failure(again):
+        assert again.ended() == 2
+    assert "project 'chase' has a run 'first': --resume goes on with it, --force starts a new one" in again.err

@@ -5,14 +5,14 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from brayx.bridges import unity_wire
-from brayx.bridges.unity_wire import UnityBehaviour, decode_pngs, engine_settings, parse_message, statistics, welcome
+from brayx.bridges.unity_settings import GameSettings
+from brayx.bridges.unity_wire import UnityBehaviour, decode_pngs, parse_message, statistics, welcome
 from brayx.bridges.v1 import unity_pb2 as pb
 from brayx.errors import BadBody, ProtocolError
 from brayx.gamecore.contract_bodies import ContractBodies
@@ -65,16 +65,9 @@ def test_versions() -> None:
         welcome(pb.Hello(communicator_version="0.15.0"), 5)
 
 
-def test_engine_settings() -> None:
-    data = engine_settings(20.0)
-    assert data[:16] == uuid.UUID("e951342c-4f7e-11ea-b238-784f4387d1f7").bytes_le
-    assert struct.unpack_from("<iif", data, 16) == (8, 2, 20.0)
-    assert len(data) == 3 * 28
-
-
 def test_statistics() -> None:
     values = [("mean", 1.0, 0), ("mean", 2.0, 0), ("last", 1.0, 1), ("last", 5.0, 1), ("sum", 1.0, 2), ("sum", 2.0, 2)]
-    other = engine_settings(1.0)
+    other = GameSettings().side_channel(0)
     nan = statistic("nan", float("nan"))
     assert statistics(other + b"".join(statistic(*value) for value in values) + nan) == {
         "mean": 1.5,

@@ -1,0 +1,144 @@
+"""``brayx mlagents-learn``: `brayx.jobs.mlagents` makes a job of its options, and `brayx.front` trains it.
+
+The flags are those of `mlagents-learn` 1.1.0.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from brayx.command_line import SWITCH, announced, say
+from brayx.commands.arguments import add_set, add_tracking
+
+if TYPE_CHECKING:
+    from brayx.jobs.config import JobConfig
+    from brayx.jobs.mlagents import LearnOptions
+
+HELP = "train a Unity project by the options and the YAML of ML-Agents' mlagents-learn"
+_FLAG: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
+_NEGATION: dict[str, Any] = {"action": "store_true"}
+FLAGS: dict[str, dict[str, tuple[str, dict[str, Any], str]]] = {
+    "env_settings": {
+        "--env": ("env_path", {}, "build to start; without it, press Play in the Editor"),
+        "--base-port": ("base_port", {"type": int}, "port of the first build; the next ones follow (default: 5005)"),
+        "--num-envs": ("num_envs", {"type": int}, "number of builds (default: 1)"),
+        "--num-areas": ("num_areas", {"type": int}, "copies of the training area in each game (default: 1)"),
+        "--seed": ("seed", {"type": int}, "seed of the training and the games (default: -1, a random one)"),
+        "--timeout-wait": ("timeout_wait", {}, "without effect: a game may take as long as it needs"),
+        "--max-lifetime-restarts": ("max_lifetime_restarts", {}, "without effect: builds are always started again"),
+        "--restarts-rate-limit-n": ("restarts_rate_limit_n", {}, "without effect, too"),
+        "--restarts-rate-limit-period-s": ("restarts_rate_limit_period_s", {}, "without effect, too"),
+        "--env-args": ("env_args", {"nargs": argparse.REMAINDER}, "the build gets all arguments after this flag"),
+    },
+    "engine_settings": {
+        "--width": ("width", {"type": int}, "width of a build's window (default: 84)"),
+        "--height": ("height", {"type": int}, "height of a build's window (default: 84)"),
+        "--quality-level": ("quality_level", {"type": int}, "index of the project's quality level (default: 5)"),
+        "--time-scale": ("time_scale", {"type": float}, "how much faster than real time (default: 20)"),
+        "--target-frame-rate": ("target_frame_rate", {"type": int}, "most frames drawn per second (default: no limit)"),
+        "--capture-frame-rate": (
+            "capture_frame_rate", {"type": int}, "frames per second of the game's time (default: 60)"
+        ),
+        "--no-graphics": ("no_graphics", _NEGATION, "builds draw nothing; not for agents that see"),
+        "--no-graphics-monitor": ("no_graphics_monitor", _NEGATION, "without effect"),
+    },
+    "checkpoint_settings": {
+        "--run-id": ("run_id", {}, "name of the run (default: ppo)"),
+        "--resume": ("resume", _FLAG, "go on with the run of that name"),
+        "--force": ("force", _FLAG, "start a new run of a name that there is; the former one stays in MLflow"),
+        "--initialize-from": ("initialize_from", {"metavar": "RUN_ID"}, "start from the weights of this run"),
+        "--inference": ("inference", _FLAG, "refused: says how to play without learning"),
+        "--load": ("load_model", _FLAG, argparse.SUPPRESS),
+        "--train": ("train_model", _FLAG, argparse.SUPPRESS),
+        "--results-dir": ("results_dir", {}, "without effect: runs are in MLflow"),
+    },
+    "network_settings": {
+        "--deterministic": ("deterministic", _FLAG, argparse.SUPPRESS),
+    },
+    "torch_settings": {
+        "--torch-device": ("device", {}, "cpu, or cuda to learn on a GPU (default: cpu)"),
+    },
+}  # fmt: skip
+"""The flags by section of the YAML: key in the section, arguments of the parser, help."""
+
+
+def options(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments. A flag that is not given is absent from the result."""
+    parser.add_argument(
+        "config", nargs="?", metavar="CONFIG.yaml", help="ML-Agents' YAML (default: all options as ML-Agents has them)"
+    )
+    for flags in FLAGS.values():
+        for flag, (key, arguments, text) in flags.items():
+            parser.add_argument(flag, dest=key, default=argparse.SUPPRESS, help=text, **arguments)
+    for flag in ("--debug", "--torch", "--tensorflow"):
+        parser.add_argument(flag, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **_FLAG)
+    parser.add_argument(
+        "--ignore-unsupported", help="train without the options that brayx has no counterpart for", **SWITCH
+    )
+    add_set(parser)
+    add_tracking(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Trains; returns 0, or 130 if it was interrupted."""
+    with announced(arguments.config or "unity.yaml", "before training began"):
+        from brayx.errors import ConfigError
+        from brayx.front import train_job
+        from brayx.jobs.mlagents import learn_options
+        from brayx.tracking import tracking_uri
+
+        learn = learn_options(arguments.config, flags_of(arguments))
+        for line in [*learn.notes, *(learn.refused if arguments.ignore_unsupported else [])]:
+            say(f"brayx: {line}")
+        if learn.refused and not arguments.ignore_unsupported:
+            raise ConfigError(f"{'; '.join(learn.refused)}; --ignore-unsupported trains without", errors=learn.refused)
+        job = learn.load(arguments.overrides)
+        uri = tracking_uri(arguments.tracking or job.tracking.uri)
+        job, resume = _started(learn, job, uri)
+        result = train_job(job, resume=resume, tracking=uri)
+    print(result.summary())
+    return 0 if result.finished else 130
+
+
+def flags_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+    """The flags that were given, by section and key."""
+    given = vars(arguments)
+    return {
+        section: {key: given[key] for key, _, _ in flags.values() if key in given} for section, flags in FLAGS.items()
+    }
+
+
+def _started(learn: LearnOptions, job: JobConfig, uri: str) -> tuple[JobConfig, bool]:
+    """The job, and whether it resumes its trial.
+
+    Raises:
+        ConfigError: the name is taken, or there is nothing to resume; or the run is to learn nothing.
+    """
+    from brayx.errors import ConfigError
+    from brayx.tracking.finding import newest_runs
+
+    given, name = learn.checkpoints, job.trial
+    if given.inference:
+        raise ConfigError(
+            f"--inference learns nothing: serve the champion, brayx serve unity.yaml --set project={job.project!r}, "
+            f"and beside it {learn.gamecore().replace('{tcp_url}', 'tcp://127.0.0.1:8101')}"
+        )
+    try:
+        runs = [run for run in newest_runs(uri, job.project)[1] if run.info.run_name == name]
+    except ConfigError:  # nothing was trained before
+        runs = []
+    if given.resume and not runs:
+        raise ConfigError(f"--resume: project {job.project!r} has no run {name!r}: see `brayx trials`", trial=name)
+    if runs and not given.resume and not given.force:
+        raise ConfigError(
+            f"project {job.project!r} has a run {name!r}: --resume goes on with it, --force starts a new one, or name "
+            "another with --run-id",
+            trial=name,
+        )
+    if given.resume and runs[0].info.status == "FINISHED":
+        say(f"brayx: run {name!r} is finished: a new one of that name starts from its weights")
+        weights = {"initial_weights": f"runs:/{runs[0].info.run_id}"}
+        trainers = {key: trainer.model_copy(update=weights) for key, trainer in job.trainers.items()}
+        return job.model_copy(update={"trainers": trainers}), False
+    return job, given.resume

@@ -1,0 +1,310 @@
+"""The options of `mlagents-learn` (mlagents 1.1.0), and the job of unity.yaml that they come to.
+
+`brayx.jobs.mlagents_keys` has the keys of its YAML; this file reads them and makes the job. Knows nothing of a game's
+contract, and starts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from brayx.bridges.unity_settings import GameSettings
+from brayx.errors import ConfigError
+from brayx.jobs.config import JobConfig
+from brayx.jobs.document import JobFile, Loc, dotted, nearest, nearest_file, short
+from brayx.jobs.mlagents_keys import (
+    SECTIONS,
+    TRAINERS,
+    CheckpointKeys,
+    EnvironmentKeys,
+    Lost,
+    SACBehaviourKeys,
+    Section,
+    To,
+)
+from brayx.jobs.shipped import TEMPLATES
+from brayx.text_files import read_text
+
+_TEMPLATE = "unity.yaml"
+_CLIP_END = 0.1
+"""Clip range at the end of a linear ``epsilon_schedule``."""
+_BUILDS = ("", ".x86_64", ".x86", ".exe")
+_OLD = "a file from before ML-Agents 1.0 needs `python -m mlagents.trainers.upgrade_config` first"
+
+_AnySection = TypeVar("_AnySection", bound=Section)
+_TOP = (*SECTIONS, "behaviors", "default_settings", "environment_parameters", "debug")
+
+
+@dataclass
+class LearnOptions:
+    """What the options come to.
+
+    Attributes:
+        project: the file's name, which names the champion.
+        job: options of the job by dotted path.
+        bridge: flags of ``brayx gamecore unity``.
+        checkpoints: the run, and what it starts from.
+        notes: a line for each key that has no counterpart.
+        refused: a line for each key without which something else is learned.
+    """
+
+    project: str
+    job: dict[str, Any] = field(default_factory=dict)
+    bridge: dict[str, Any] = field(default_factory=dict)
+    checkpoints: CheckpointKeys = field(default_factory=CheckpointKeys)
+    notes: list[str] = field(default_factory=list)
+    refused: list[str] = field(default_factory=list)
+
+    def gamecore(self) -> str:
+        """The command of the bridge."""
+        words = [f"{flag}={value}" for flag, value in self.bridge.items() if not isinstance(value, bool | list)]
+        words += [flag for flag, value in self.bridge.items() if value is True]
+        words += [
+            f"{flag}={value}" for flag, values in self.bridge.items() if isinstance(values, list) for value in values
+        ]
+        return shlex.join(["brayx", "gamecore", "unity", "--url", "{tcp_url}", "--quiet", *words])
+
+    def load(self, overrides: Sequence[str] = ()) -> JobConfig:
+        """The job, whose folder is the current one.
+
+        Args:
+            overrides: as for `JobConfig.load`; they come last.
+
+        Raises:
+            ConfigError: an option has a value that the job does not take.
+        """
+        options = {"project": self.project, **self.job, "actor.gamecores": [{"command": self.gamecore()}]}
+        text = (TEMPLATES / _TEMPLATE).read_text(encoding="utf-8")
+        given = [f"{path}={json.dumps(value)}" for path, value in options.items()]
+        return JobConfig.parse(text, Path(_TEMPLATE).absolute(), _TEMPLATE, [*given, *overrides])
+
+
+def learn_options(config: str | None, flags: Mapping[str, Mapping[str, Any]]) -> LearnOptions:
+    """Reads the options.
+
+    Args:
+        config: path of the YAML; None: all keys have their defaults.
+        flags: values from the command line by section and key; they come before the file's.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key or value does not exist.
+    """
+    document = JobFile({}, {}, "mlagents-learn")
+    if config is not None:
+        try:
+            document = JobFile.parse(read_text(Path(config)), config)
+        except OSError as error:
+            other = nearest_file(Path(config)) if isinstance(error, FileNotFoundError) else ""
+            raise ConfigError(f"{config}: cannot be read: {error.strerror}{other}", file=config) from None
+    project = re.sub(r"[^\w .+=,-]", "_", Path(config or "unity").stem).lstrip(" .+=,-")[:200]
+    return _Translation(document, flags, LearnOptions(project or "unity")).options()
+
+
+class _Translation:
+    """One pass over a file and flags."""
+
+    def __init__(self, document: JobFile, flags: Mapping[str, Mapping[str, Any]], made: LearnOptions) -> None:
+        self._document, self._flags, self._made = document, flags, made
+        self._quiet: list[str] = []
+
+    def options(self) -> LearnOptions:
+        made, values = self._made, self._document.values
+        for key in values:
+            if key not in _TOP:
+                raise self._error((key,), f"unknown key{nearest(key, _TOP)}; {_OLD}")
+        environment, engine, checkpoints, torch = (
+            self._section(model, {**self._mapping((name,)), **self._flags.get(name, {})}, (name,))
+            for name, model in SECTIONS.items()
+        )
+        assert isinstance(environment, EnvironmentKeys)
+        assert isinstance(checkpoints, CheckpointKeys)
+        self._behaviours()
+        for name, section in zip(SECTIONS, (environment, engine, checkpoints, torch), strict=True):
+            self._keys(section, (name,))
+        self._environment(environment)
+        made.checkpoints = self._checkpoints(checkpoints)
+        made.bridge["--parameter"] = parameters = list(self._parameters())
+        GameSettings(parameters=parameters)  # refuses what the game could not be told
+        if self._quiet:
+            made.notes.append(f"without effect: {', '.join(dict.fromkeys(self._quiet))}")
+        return made
+
+    def _behaviours(self) -> None:
+        """The options of the behaviour that is learned."""
+        default = self._mapping(("default_settings",))
+        given = self._mapping(("behaviors",))
+        merged: dict[Loc, dict[str, Any]] = {
+            ("behaviors", name): _merged(default, self._mapping(("behaviors", name))) for name in given
+        }
+        (first, values), *others = (merged or {("default_settings",): default}).items()
+        self._behaviour(_merged(values, {"network_settings": dict(self._flags.get("network_settings", {}))}), first)
+        for loc, other in others:
+            differing = sorted(key for key in {*values, *other} if values.get(key) != other.get(key))
+            if differing:
+                self._made.refused.append(
+                    f"{dotted(loc)} differs from {dotted(first)} in {', '.join(differing)}, and all behaviours of a "
+                    f"training have the same options: those of {dotted(first)}"
+                )
+
+    def _behaviour(self, values: Mapping[str, Any], loc: Loc) -> None:
+        trainer = str(values.get("trainer_type", "ppo"))
+        if trainer not in TRAINERS:
+            raise self._error((*loc, "trainer_type"), f"is {trainer!r}, expected {', '.join(TRAINERS)}")
+        behaviour = self._section(TRAINERS[trainer], values, loc)
+        self._keys(behaviour, loc)
+        signals = values.get("reward_signals")
+        if signals and "extrinsic" not in signals:
+            self._made.refused.append(
+                f"{dotted((*loc, 'reward_signals'))} has no extrinsic: the game's own rewards are learned"
+            )
+        job, network = self._made.job, behaviour.network_settings
+        job["network.hidden"] = [network.hidden_units] * network.num_layers
+        length = behaviour.time_horizon
+        if isinstance(behaviour, SACBehaviourKeys):
+            steps = behaviour.hyperparameters
+            job["buffer.unroll_length"] = 1
+            job["buffer.size"] = max(1, steps.buffer_size // steps.batch_size)
+            job["buffer.samples_per_insert"] = steps.batch_size / steps.steps_per_update
+            if network.memory is not None:
+                raise self._error((*loc, "network_settings", "memory"), "sac learns without a memory; ppo with one")
+        else:
+            buffer_size = behaviour.hyperparameters.buffer_size
+            length = min(length, buffer_size, *([] if network.memory is None else [network.memory.sequence_length]))
+            job["buffer.unroll_length"] = length
+            job["buffer.batch_size"] = max(1, round(buffer_size / length))
+            job["algorithm.clip_final"] = min(1.0, _CLIP_END / max(behaviour.hyperparameters.epsilon, _CLIP_END))
+        job["actor.episode_length"] = length
+        algorithm = {key: job.pop(key) for key in [*job] if key.startswith("algorithm.")}
+        options = {key.removeprefix("algorithm."): value for key, value in algorithm.items()}
+        job["trainer.algorithm"] = {"name": behaviour.algorithm, **options}
+
+    def _environment(self, environment: EnvironmentKeys) -> None:
+        bridge = self._made.bridge
+        seed = random.randrange(10_000) if environment.seed < 0 else environment.seed
+        self._made.job["seed"] = bridge["--seed"] = seed
+        if environment.env_path is None:
+            if environment.num_envs > 1:
+                raise self._error(("env_settings", "num_envs"), "is more than 1 without a build: give --env BUILD")
+            return
+        bridge["--command"] = shlex.join([_build(environment.env_path), *(environment.env_args or [])])
+        bridge["--num"], bridge["--listen"] = environment.num_envs, environment.base_port
+
+    def _checkpoints(self, given: CheckpointKeys) -> CheckpointKeys:
+        flags = self._flags.get("checkpoint_settings", {})
+        resume = given.resume or given.load_model
+        if resume and "initialize_from" in flags and not {"resume", "load_model"} & {*flags}:
+            resume = False
+        if given.initialize_from is not None and not resume:
+            self._made.job["trainer.initial_weights"] = f"runs:/{given.initialize_from}"
+        return given.model_copy(update={"resume": resume})
+
+    def _parameters(self) -> Iterator[str]:
+        """The environment parameters as the bridge takes them."""
+        for name, value in self._mapping(("environment_parameters",)).items():
+            loc = ("environment_parameters", name)
+            if isinstance(value, int | float):
+                yield f"{name}={value}"
+            elif isinstance(value, dict) and "curriculum" in value:
+                self._made.refused.append(
+                    f"{dotted(loc)}: there are no curricula: give a number or a sampler, and train lessons one after "
+                    "the other with --initialize-from"
+                )
+            else:
+                yield f"{name}={self._sampler(value, loc)}"
+
+    def _sampler(self, value: Any, loc: Loc) -> str:
+        wanted: Mapping[Any, Mapping[str, Any]] = {
+            "constant": {"value": 0.0},
+            "uniform": {"min_value": 0.0, "max_value": 1.0},
+            "gaussian": {"mean": 1.0, "st_dev": 1.0},
+            "multirangeuniform": {"intervals": [[0.0, 1.0]]},
+        }
+        kind = value.get("sampler_type") if isinstance(value, dict) else None
+        parameters = value.get("sampler_parameters") if isinstance(value, dict) else None
+        if not isinstance(parameters, dict) or kind not in wanted:
+            raise self._error(
+                loc,
+                f"is {short(value)}, expected a number, or sampler_type (uniform, gaussian, multirangeuniform) and "
+                "sampler_parameters",
+            )
+        numbers = [parameters.get(key, default) for key, default in wanted[kind].items()]
+        if kind == "multirangeuniform" and isinstance(numbers[0], list):
+            numbers = [
+                end for interval in numbers[0] for end in (interval if isinstance(interval, list) else [interval])
+            ]
+        return ":".join(map(str, numbers if kind == "constant" else [kind, *numbers]))
+
+    def _keys(self, section: BaseModel, loc: Loc) -> None:
+        """What becomes of each key of a section."""
+        for name, info in type(section).model_fields.items():
+            value, place = getattr(section, name), (*loc, name)
+            for mark in info.metadata:
+                if isinstance(mark, To) and (converted := mark.convert(value)) is not None:
+                    target = self._made.bridge if mark.option.startswith("--") else self._made.job
+                    target[mark.option] = converted
+                elif isinstance(mark, Lost) and name in section.model_fields_set and value not in mark.harmless:
+                    if mark.instead:
+                        lines = self._made.refused if mark.refused else self._made.notes
+                        lines.append(f"{dotted(place)}: {mark.instead}")
+                    else:
+                        self._quiet.append(name)
+            if isinstance(value, BaseModel):
+                self._keys(value, place)
+
+    def _section(self, model: type[_AnySection], values: Mapping[str, Any], loc: Loc) -> _AnySection:
+        try:
+            return model.model_validate(dict(values))
+        except ValidationError as error:
+            # Unknown keys first: a key that is missing is often there under another name.
+            problem = min(error.errors(include_url=False), key=lambda entry: entry["type"] != "extra_forbidden")
+            inner: type[BaseModel] = model
+            for part in problem["loc"][:-1]:
+                annotation = inner.model_fields[str(part)].annotation
+                kinds = (annotation, *get_args(annotation))  # X | None has two
+                inner = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+            place = (*loc, *problem["loc"])
+            if problem["type"] == "extra_forbidden":
+                raise self._error(place, f"unknown key{nearest(str(place[-1]), inner.model_fields)}") from None
+            message = str(problem["msg"]).removeprefix("Input should be ").removeprefix("Value error, ")
+            raise self._error(place, f"is {short(problem['input'])}, expected {message}") from None
+
+    def _mapping(self, loc: Loc) -> dict[str, Any]:
+        value: Any = self._document.values
+        for part in loc:
+            value = value.get(part)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise self._error(loc, f"is {short(value)}, expected keys with values")
+        return value
+
+    def _error(self, loc: Loc, problem: str) -> ConfigError:
+        return ConfigError(f"{self._document.where(loc)}: {dotted(loc)}: {problem}", key=dotted(loc))
+
+
+def _merged(default: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(default)
+    for key, value in overriding.items():
+        before = merged.get(key)
+        merged[key] = _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
+    return merged
+
+
+def _build(path: str) -> str:
+    """The executable of a build that may be named without its ending."""
+    for ending in _BUILDS:
+        if Path(path + ending).is_file():
+            return str(Path(path + ending).absolute())
+    inside = sorted(Path(f"{path.removesuffix('.app')}.app", "Contents", "MacOS").glob("*"))
+    if inside:
+        return str(inside[0].absolute())
+    raise ConfigError(f"--env {path}: there is no such build; expected the path of its executable", key="env_path")

@@ -1,0 +1,262 @@
+"""ML-Agents' YAML and flags come to a job, and what has no counterpart is named."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from brayx.bridges import unity
+from brayx.commands import mlagents_learn
+from brayx.errors import ConfigError
+from brayx.jobs.mlagents import LearnOptions, learn_options
+from brayx.jobs.mlagents_keys import SECTIONS
+
+PPO = """
+default_settings:
+  trainer_type: ppo
+  network_settings: {normalize: true, hidden_units: 32, num_layers: 3, vis_encode_type: nature_cnn}
+  summary_freq: 1000
+behaviors:
+  Runner:
+    hyperparameters:
+      batch_size: 64
+      buffer_size: 12_000
+      learning_rate: 5.0e-4
+      learning_rate_schedule: constant
+      beta: 0.001
+      epsilon: 0.25
+      lambd: 0.9
+      num_epoch: 4
+      shared_critic: true
+    network_settings: {num_layers: 2}
+    reward_signals: {extrinsic: {gamma: 0.98, strength: 1.0}}
+    max_steps: 2.0e5
+    time_horizon: 1000
+    keep_checkpoints: 7
+"""
+SAC = """
+behaviors:
+  Runner:
+    trainer_type: sac
+    hyperparameters:
+      batch_size: 64
+      buffer_size: 6400
+      buffer_init_steps: 500
+      tau: 0.01
+      steps_per_update: 10.0
+      init_entcoef: 0.5
+      save_replay_buffer: true
+      reward_signal_steps_per_update: 10.0
+    max_steps: 100000
+    time_horizon: 100
+"""
+EVERYTHING = """
+behaviors:
+  Runner:
+    trainer_type: poca
+    hyperparameters: {beta_schedule: linear, epsilon_schedule: linear}
+    network_settings:
+      memory: {sequence_length: 32, memory_size: 256}
+      goal_conditioning_type: hyper
+      deterministic: true
+    reward_signals:
+      gail: {gamma: 0.99, strength: 1.0, demo_path: Run.demo, use_vail: false}
+      curiosity: {gamma: 0.99, strength: 0.02, encoding_size: 256}
+      rnd: {gamma: 0.99, strength: 0.01, network_settings: {hidden_units: 64}}
+    behavioral_cloning: {demo_path: Run.demo, steps: 1000, strength: 0.5, samples_per_update: 0}
+    self_play: {save_steps: 20000, team_change: 100000, swap_steps: 2000, window: 10, initial_elo: 1200.0}
+    init_path: results/a/Runner.pt
+    checkpoint_interval: 10000
+    even_checkpoints: true
+    threaded: true
+environment_parameters:
+  speed: 2
+  mass: {sampler_type: uniform, sampler_parameters: {min_value: 0.5, max_value: 10}}
+  scale: {sampler_type: gaussian, sampler_parameters: {mean: 1, st_dev: 0.3}}
+  size: {sampler_type: multirangeuniform, sampler_parameters: {intervals: [[1, 2], [7, 8]]}}
+  height:
+    curriculum:
+      - name: low
+        completion_criteria: {measure: progress, behavior: Runner, threshold: 0.1}
+        value: 1.5
+      - {name: high, value: 4.0}
+env_settings: {env_args: [], timeout_wait: 60, max_lifetime_restarts: 10, restarts_rate_limit_n: 1, num_areas: 4}
+engine_settings: {width: 64, height: 48, time_scale: 5, no_graphics_monitor: true}
+checkpoint_settings: {run_id: second, initialize_from: first, results_dir: out, train_model: true}
+torch_settings: {device: "cuda:0"}
+debug: true
+"""
+
+
+def read(tmp_path: Path, text: str, **flags: dict[str, Any]) -> LearnOptions:
+    """The options of a file."""
+    file = tmp_path / "run 1.yaml"
+    file.write_text(text)
+    return learn_options(str(file), flags)
+
+
+def bridge_of(options: LearnOptions) -> argparse.Namespace:
+    """What the bridge's parser makes of the gamecore's command."""
+    brayx, gamecore, kind, *words = shlex.split(options.gamecore())
+    assert (brayx, gamecore, kind) == ("brayx", "gamecore", "unity")
+    return unity.parser().parse_args(words)
+
+
+def test_ppo(tmp_path: Path) -> None:
+    options = read(tmp_path, PPO)
+    job = options.load(["console_port=null"])
+    assert (job.project, job.trial, job.console_port) == ("run 1", "ppo", None)
+    assert job.configs["network"].model_dump() | {"kind": "config"} == {
+        "kind": "config", "hidden": [32, 32], "normalise": True, "convolutions": "nature", "shared": True
+    }  # fmt: skip
+    trainer, buffer = job.trainers["trainer"], job.buffers["buffer"]
+    assert (trainer.learning_rate, trainer.num_steps, trainer.checkpoints_kept) == (5e-4, 200_000, 7)
+    expected = {
+        "name": "ppo", "minibatch_size": 64, "entropy_coef": 0.001, "clip_param": 0.25, "gae_lambda": 0.9, "epochs": 4,
+        "gamma": 0.98, "learning_rate_schedule": "constant", "clip_schedule": "constant", "kl_target": None,
+    }  # fmt: skip
+    assert trainer.algorithm.model_dump(include=set(expected)) == expected
+    assert (buffer.batch_size, buffer.unroll_length, job.actors["actor"].episode_length) == (12, 1000, 1000)
+    assert (options.notes, options.refused) == (["without effect: summary_freq"], [])
+
+
+def test_sac(tmp_path: Path) -> None:
+    options = read(tmp_path, SAC)
+    job = options.load()
+    buffer, algorithm = job.buffers["buffer"], job.trainers["trainer"].algorithm
+    assert (buffer.sampler, buffer.batch_size, buffer.unroll_length, buffer.size) == ("uniform", 64, 1, 100)
+    assert (buffer.min_columns, buffer.samples_per_insert) == (500, 6.4), "one update of 64 in ten steps"
+    expected = {"name": "sac", "tau": 0.01, "alpha_initial": 0.5, "learning_rate_schedule": "constant"}
+    assert algorithm.model_dump(include=set(expected)) == expected
+    assert "save_replay_buffer: a resumed run fills a new buffer" in options.notes[0]
+    with pytest.raises(ConfigError, match="sac learns without a memory"):
+        read(tmp_path, SAC.replace("    max_steps", "    network_settings: {memory: {}}\n    max_steps"))
+
+
+def test_without_a_file_the_options_are_those_of_mlagents() -> None:
+    options = learn_options(None, {})
+    job = options.load()
+    assert (job.project, job.trial) == ("unity", "ppo")
+    assert (job.trainers["trainer"].num_steps, job.trainers["trainer"].learning_rate) == (500_000, 3e-4)
+    assert job.configs["network"].model_dump()["hidden"] == [128, 128]
+    assert (job.buffers["buffer"].batch_size, job.buffers["buffer"].unroll_length) == (160, 64)
+    assert (options.notes, options.refused) == ([], [])
+    bridge = bridge_of(options)
+    assert (bridge.time_scale, bridge.width, bridge.quality_level, bridge.headless) == (20, 84, 5, False)
+    assert (bridge.command, bridge.listen) == ("", None), "the Editor calls"
+
+
+def test_every_other_key_is_taken_or_named(tmp_path: Path) -> None:
+    options = read(tmp_path, EVERYTHING)
+    job = options.load()
+    assert (job.trial, job.trainers["trainer"].initial_weights) == ("second", "runs:/first")
+    assert job.trainers["trainer"].use_gpu
+    assert job.configs["network"].model_dump()["lstm"] == 128
+    assert job.buffers["buffer"].unroll_length == 32, "a memory learns over its sequence_length"
+    bridge = bridge_of(options)
+    assert (bridge.width, bridge.height, bridge.time_scale, bridge.num_areas) == (64, 48, 5, 4)
+    assert bridge.parameters == [
+        "speed=2", "mass=uniform:0.5:10", "scale=gaussian:1:0.3", "size=multirangeuniform:1:2:7:8"
+    ]  # fmt: skip
+    behaviour = "behaviors.Runner"
+    named = [line.partition(": ")[0] for line in options.refused]
+    assert sorted(named) == sorted(
+        [
+            f"{behaviour}.trainer_type",
+            f"{behaviour}.reward_signals.gail",
+            f"{behaviour}.reward_signals.curiosity",
+            f"{behaviour}.reward_signals.rnd",
+            f"{behaviour}.reward_signals has no extrinsic",
+            f"{behaviour}.behavioral_cloning",
+            f"{behaviour}.self_play",
+            f"{behaviour}.init_path",
+            "environment_parameters.height",
+        ]
+    )
+    noted = [line.partition(": ")[0] for line in options.notes]
+    assert set(noted) == {
+        f"{behaviour}.hyperparameters.beta_schedule",
+        f"{behaviour}.network_settings.goal_conditioning_type",
+        f"{behaviour}.network_settings.deterministic",
+        "engine_settings.no_graphics_monitor",
+        "checkpoint_settings.results_dir",
+        "without effect",
+    }
+
+
+def test_flags_come_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("Ball.x86_64").touch()
+    file = "engine_settings: {time_scale: 5, width: 100}\ncheckpoint_settings: {resume: true, run_id: other}\n"
+    Path("ball.yaml").write_text(file)
+    parser = argparse.ArgumentParser()
+    mlagents_learn.options(parser)
+    line = "ball.yaml --env=Ball --run-id=first --num-envs=2 --time-scale 10 --no-graphics --seed 3 --initialize-from x"
+    arguments = parser.parse_args([*line.split(), "--env-args", "--level", "a b"])
+    options = learn_options(arguments.config, mlagents_learn.flags_of(arguments))
+    bridge = bridge_of(options)
+    assert shlex.split(bridge.command) == [str(tmp_path / "Ball.x86_64"), "--level", "a b"]
+    assert (bridge.num, bridge.listen, bridge.seed, bridge.headless) == (2, 5005, 3, True)
+    assert (bridge.time_scale, bridge.width) == (10, 100)
+    job = options.load()
+    assert (job.project, job.trial, job.seed) == ("ball", "first", 3)
+    assert (job.trainers["trainer"].initial_weights, options.checkpoints.resume) == ("runs:/x", False)
+
+
+def test_each_flag_is_a_key_of_its_section() -> None:
+    for name, flags in mlagents_learn.FLAGS.items():
+        if name in SECTIONS:
+            assert {key for key, _, _ in flags.values()} == {*SECTIONS[name].model_fields}
+
+
+def test_behaviours_with_the_same_options_are_one(tmp_path: Path) -> None:
+    both = "default_settings: {max_steps: 1000}\nbehaviors:\n  Big: {time_horizon: 32}\n  Small: {time_horizon: %d}\n"
+    assert read(tmp_path, both % 32).refused == []
+    (line,) = read(tmp_path, both % 16).refused
+    assert line.startswith("behaviors.Small differs from behaviors.Big in time_horizon, and all behaviours")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "behaviors:\n  A:\n    hyperparameters:\n      batch_sise: 1",
+            ":4: behaviors.A.hyperparameters.batch_sise: unk",
+        ),
+        ("behaviors:\n  A:\n    hyperparameters:\n      epsilon: big", ':4: .*epsilon: is "big", expected a valid num'),
+        ("behaviors: {A: {trainer_type: a2c}}", "trainer_type: is 'a2c', expected ppo, sac, poca"),
+        (
+            "behaviors: {A: {network_settings: {memory: {memory_size: 7}}}}",
+            "memory_size: is 7, expected .*multiple of 2",
+        ),
+        ("A: {trainer: ppo, batch_size: 64}", ":1: A: unknown key.*upgrade_config"),
+        ("behaviors: [A]", "behaviors: is .*, expected keys with values"),
+        ("env_settings: {num_envs: 8}", "num_envs: is more than 1 without a build: give --env BUILD"),
+        ("env_settings: {env_path: none}", "--env none: there is no such build"),
+        (
+            "environment_parameters: {mass: {sampler_type: beta}}",
+            "environment_parameters.mass: is .*, expected a number",
+        ),
+        (
+            "environment_parameters: {mass: {sampler_type: uniform, sampler_parameters: {min_value: low}}}",
+            "parameter is 'mass=uniform:low:1.0', expected NAME=NUMBER",
+        ),
+        (
+            "behaviors: {A: {network_settings: {memory: {size: 7}}}}",
+            "memory.size: unknown key; nearest is 'memory_size'",
+        ),
+        ("a: 1\na: 2", "given twice"),
+    ],
+)
+def test_a_key_or_value_that_does_not_exist_is_refused_by_its_line(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path, text)
+
+
+def test_a_file_that_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read"):
+        learn_options("none.yaml", {})
