@@ -145,6 +145,26 @@ def test_games_that_quit_break_their_sessions_off_and_ten_more_play(
     assert "plays with 2 agents: shared_policy: obs [4] -> steer 2" in said
 
 
+def test_policies_of_a_game_are_behaviours_with_contracts_of_their_own(service: ContractService) -> None:
+    quits = quits_after(3)
+
+    def with_policies(message: Document) -> Document | None:
+        if message["type"] == "env_info":
+            both = message["action_space"][0]
+            message |= {"agent_policy_names": ["chaser", "runner"], "action_space": [both, {"steer": both["steer"]}]}
+        return quits(message)
+
+    with bridging(service) as (play, _):
+        assert play(agents=2, spoil=with_policies) == "quit"
+        until(lambda: len(service.sessions) >= 2, "the game has played")
+        wait_for_ends(service)
+    actions = {played.contract.behaviour: played.contract.actions for played in service.sessions}
+    assert {name: [part.name for part in parts] for name, parts in actions.items()} == {
+        "chaser": ["steer", "dash"],
+        "runner": ["steer"],
+    }
+
+
 def test_a_games_fault_is_one_line_and_the_next_game_plays(
     service: ContractService, capsys: pytest.CaptureFixture[str]
 ) -> None:
