@@ -46,6 +46,12 @@ from tests.waiting import until_awaited
 WAIT_S = 60.0
 
 
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first start waits for MLflow to be imported, which takes long on a busy machine."""
+    monkeypatch.setattr("brayx.league.served._READ_S", WAIT_S)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the jobs, whose modules load once in a process."""
