@@ -31,7 +31,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -128,9 +128,13 @@ class Course:
                 self._returns[index] = 0.0
         self._steps += len(rewards)
         if self._steps >= self._written + _POINT_STEPS or not self._written:
-            self._written = self._steps
-            mean = sum(self._finished) / len(self._finished) if self._finished else None
-            self._file.write(json.dumps((time.time(), self._steps, self._episodes, mean)) + "\n")
+            self.write()
+
+    def write(self) -> None:
+        """Writes a line. Call it at the game's end, too: its trainer may have learned after the last step."""
+        self._written = self._steps
+        mean = sum(self._finished) / len(self._finished) if self._finished else None
+        self._file.write(json.dumps((time.time(), self._steps, self._episodes, mean)) + "\n")
 
 
 def play_godot(course: Course, agents: int, picture: bool, words: Sequence[str]) -> None:
@@ -341,7 +345,11 @@ def run(case: Case, side: str, seed: int, steps: int, peers: Path, overrides: Se
         if case.game == "cartpole":
             return outcome(points_of(folder), ran, float(stamp.read_text()))
         points = [Point(*json.loads(line)) for line in course.read_text().splitlines()]
-        return outcome(points, ran, points[0].time_s, target=TARGETS[case.game])
+        result = outcome(points, ran, points[0].time_s, target=TARGETS[case.game])
+        # Until the game's end, and of the steps learned from: a game may play ahead of its learner.
+        ended_s = points[-1].time_s
+        cpu_us = 1e6 * (ran.cpu_at(ended_s) - ran.cpu_at(points[0].time_s)) / steps
+        return replace(result, steps_per_s=steps / (ended_s - points[0].time_s), cpu_us=cpu_us)
 
 
 def is_installed(case: Case, peers: Path) -> bool:
@@ -462,8 +470,9 @@ def _run_part(options: argparse.Namespace, words: Sequence[str]) -> None:
     elif options.play == "cartpole":
         play_cartpole(options.url, agents, seed)
     else:
-        play = play_godot if options.play == "godot" else play_unity
-        play(Course(options.course, agents), agents, options.picture, words)
+        play, course = play_godot if options.play == "godot" else play_unity, Course(options.course, agents)
+        play(course, agents, options.picture, words)
+        course.write()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
