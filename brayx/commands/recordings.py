@@ -1,4 +1,4 @@
-"""``brayx recordings``: lists, exports and copies recorded sessions, which `brayx.recording` reads and writes."""
+"""``brayx recordings``: lists, exports, copies and forgets recorded sessions; `brayx.recording` does the work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from brayx.errors import ConfigError
 if TYPE_CHECKING:
     from brayx.recording.source import RecordingsReader
 
-HELP = "list: recorded sessions; export: as a Minari dataset, for Rerun or as videos; log: to a trial"
+HELP = "list, export (Minari, Rerun, videos), log to a trial, or forget recorded sessions"
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +45,13 @@ def options(parser: argparse.ArgumentParser) -> None:
     log.add_argument("--trial", required=True, metavar="TRIAL", help="id or name of the trial")
     _choice(log)
     log.set_defaults(verb=_log)
+    forget = verbs.add_parser("forget", help="remove sessions from folders of recordings and from all trials")
+    forget.add_argument("folders", nargs="+", metavar="FOLDER", help="every folder or address that may have them")
+    forget.add_argument(
+        "--session", required=True, action="append", metavar="ID", help="sessions with this id, or of this game; repeat"
+    )
+    add_tracking(forget)
+    forget.set_defaults(verb=_forget)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -154,6 +161,40 @@ def _export(arguments: argparse.Namespace) -> int:
     print(f"{sessions} sessions of {ticks} ticks: {arguments.out}")
     print(f"watch them: rerun {arguments.out}/*.rrd", file=sys.stderr)
     return 0
+
+
+def _forget(arguments: argparse.Namespace) -> int:
+    from brayx.recording import forgetting, trials
+    from brayx.tracking import tracking_uri
+    from brayx.tracking.registry import registered_models
+    from brayx.urls import sqlite_path
+
+    names, uri = arguments.session, tracking_uri(arguments.tracking)
+    removed = {folder: forgetting.forget(folder, names) for folder in arguments.folders}
+    left: list[str] = []
+    database = sqlite_path(uri)
+    if database is None or database.exists():
+        of_trials, left = trials.forget(names, uri)
+        removed |= of_trials
+    else:
+        print(f"no trial is looked at: there is no MLflow database {database}", file=sys.stderr)
+    for address, forgotten in removed.items():
+        count = f"{forgotten.sessions} sessions of {forgotten.ticks} ticks"
+        print(f"{address}: {count} removed from {forgotten.files} files")
+    began = min(forgotten.began for forgotten in removed.values())
+    learned = [
+        f"models:/{model.name}/{entry.version}"
+        for model in registered_models(uri)
+        for entry, created in model.versions
+        if created >= began
+    ]
+    if learned:
+        print(f"registered since these sessions began, so they may have learned from them: {', '.join(learned)}")
+    for address in left:
+        print(f"{address} still has such sessions: its store is not a folder of this machine", file=sys.stderr)
+    if not left and not any(forgotten.sessions for forgotten in removed.values()):
+        raise ConfigError("no recorded session is selected, so nothing is removed", key="--session")
+    return 1 if left else 0
 
 
 def _pairs(option: str, given: list[str]) -> dict[str, str]:

@@ -9,18 +9,21 @@ import math
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from operator import itemgetter
 
 from brayx.errors import BadRecording
 from brayx.gamecore.protocol import game_of
-from brayx.recording import reader
+from brayx.recording import forgetting, reader
 from brayx.recording.addresses import OF_TRIAL
+from brayx.recording.config import is_named
 from brayx.recording.copying import copy
+from brayx.recording.forgetting import Forgotten
 from brayx.recording.reader import Recording, Recordings
 from brayx.temporary import temporary_folder
 from brayx.tracking import Trial, find_trial, tracking_uri
-from brayx.tracking.artifacts import files_at
+from brayx.tracking.artifacts import files_at, local_folder
+from brayx.tracking.finding import all_runs
 from brayx.tracking.store import client_of, telling
 
 _FOLDER = "recordings"
@@ -77,6 +80,37 @@ def log(episodes: Iterable[Recording], trial: Trial) -> tuple[int, int, str]:
         for file in sorted(folder.iterdir()):  # a video sorts before its chunk, so no chunk lacks its video
             trial.log_file(file, _FOLDER)
     return sessions, ticks, address
+
+
+def forget(names: Collection[str], uri: str) -> tuple[dict[str, Forgotten], list[str]]:
+    """Removes sessions from the recordings of all trials, deleted trials included.
+
+    Args:
+        names: as for `brayx.recording.forgetting.forget`.
+        uri: tracking URI.
+
+    Returns:
+        What was removed, by address; and the addresses that have such sessions in a store that is not a folder of this
+        machine, where they stay.
+
+    Raises:
+        BadRecording: a file of a trial cannot be read.
+        TrackingError: MLflow failed.
+    """
+    removed, left = {}, []
+    runs = all_runs(uri)
+    with telling(f"cannot read the artifacts of trials in {uri}"):
+        client = client_of(uri)
+        with_some = [run for run in runs if client.list_artifacts(run, _FOLDER)]
+    for run in with_some:
+        address = f"{OF_TRIAL}{run}/{_FOLDER}"
+        if (folder := local_folder(address, uri)) is not None:
+            forgotten = forgetting.forget(str(folder), names)
+            if forgotten.files:
+                removed[address] = forgotten
+        elif any(is_named(episode.session, name) for episode in open(address, tracking=uri) for name in names):
+            left.append(address)
+    return removed, left
 
 
 def log_extremes(

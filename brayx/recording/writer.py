@@ -60,14 +60,19 @@ class Folder:
         self._entries: dict[str, Entry] = {}
         self._files.makedirs(self._path, exist_ok=True)
 
-    def write(self, parts: Sequence[SessionPart], columns: TickColumns) -> str:
-        """Writes a chunk and its video, whole or not at all; arguments as for `write_chunk`.
+    def write(self, parts: Sequence[SessionPart], columns: TickColumns, stamp: str = "") -> str:
+        """Writes a chunk and its video, whole or not at all.
+
+        Args:
+            parts, columns: as for `write_chunk`.
+            stamp: time at the beginning of the chunk's name, as in the names of others; empty: now.
 
         Returns:
             The chunk's name. Names sort by time.
         """
         self._written += 1
-        name = f"{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{self._writer}-{self._written:06d}{SUFFIX}"
+        stamp = stamp or time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        name = f"{stamp}-{self._writer}-{self._written:06d}{SUFFIX}"
         video = video_of(name)
         try:
             with self._files.open(self._at(f"{_UNFINISHED}{name}"), "wb") as file:

@@ -94,3 +94,23 @@ def newest_runs(uri: str, project: str = "") -> tuple[dict[str, str], list[Run]]
             raise ConfigError(f"there is no project {project!r}; there are: {', '.join(projects.values())}")
         runs = client.search_runs(chosen, order_by=["attributes.start_time DESC"], max_results=NEWEST)
         return projects, list(runs)
+
+
+def all_runs(uri: str) -> list[str]:
+    """The ids of all runs of a store, of deleted ones and of those of deleted projects, too.
+
+    Raises:
+        TrackingError: the store could not be read.
+    """
+    from mlflow.entities import ViewType
+
+    runs: list[str] = []
+    token: str | None = None
+    with telling(f"cannot read the trials in {uri}"):
+        client = client_of(uri)
+        projects = [project.experiment_id for project in client.search_experiments(view_type=ViewType.ALL)]
+        while token != "":
+            page = client.search_runs(projects, run_view_type=ViewType.ALL, page_token=token)
+            runs += [run.info.run_id for run in page]
+            token = page.token or ""
+    return runs
