@@ -19,6 +19,7 @@ from brayx.actor.agent import Agent, State, forward, pinned, push, record
 from brayx.actor.decode import sample_action
 from brayx.errors import BadBody, BadLimits
 from brayx.gamecore.contract import ActionPart, Contract
+from brayx.gamecore.contract_actions import named_actions
 from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.contract_ticks import Tick
 from brayx.spaces import MASK
@@ -74,12 +75,7 @@ class ContractAgent(Agent):
 
     def named(self, action: np.ndarray) -> dict[str, Any]:
         """The policy's action as the game's, by name: choices from their starts, numbers within their bounds."""
-        contract, flat = self.contract, iter(action.reshape(-1).tolist())
-        named: dict[str, Any] = {part.name: part.start + int(next(flat)) for part in contract.discrete}
-        for part in contract.continuous:
-            bounds = zip(part.low, part.high, flat, strict=False)
-            named[part.name] = [min(max(low + (x + 1) * 0.5 * (high - low), low), high) for low, high, x in bounds]
-        return named
+        return named_actions(self.contract, action)
 
     async def on_episode(self, episode: list[State], done: bool) -> None:
         last, ticks = episode[-1], [state.input for state in episode[1:]]

@@ -6,18 +6,23 @@ import argparse
 import sys
 from pathlib import Path
 
-from brayx.command_line import count
+from brayx.command_line import count, print_result
 from brayx.commands.arguments import add_tracking, add_trust
 
-HELP = "write a model for other runtimes, and compare it with torch"
+HELP = "write a model for other runtimes or for a game engine, and compare it"
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("reference", metavar="MODEL", help="models:/NAME@ALIAS, or the folder of a checkpoint")
-    parser.add_argument(
-        "--to", nargs="+", required=True, choices=["onnx", "int8", "tensorrt"], metavar="RUNTIME",
+    written = parser.add_mutually_exclusive_group(required=True)
+    written.add_argument(
+        "--to", nargs="+", choices=["onnx", "int8", "tensorrt"], metavar="RUNTIME",
         help="onnx, int8, tensorrt: one or several",
+    )  # fmt: skip
+    written.add_argument(
+        "--layout", choices=["godot", "unity"],
+        help="write the ONNX file that this engine's own inference loads, for a model with a contract",
     )  # fmt: skip
     parser.add_argument("--out", required=True, type=Path, help="folder to write")
     add_tracking(parser)
@@ -35,18 +40,13 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Exports, and prints the report; returns 1 if a runtime failed or is beyond its tolerance."""
-    from brayx.jobs.export import allowed, export, show
+    from brayx.jobs.export import allowed, export, export_layout, show
 
-    report = export(
-        arguments.reference,
-        arguments.to,
-        arguments.out,
-        tracking=arguments.tracking,
-        job=arguments.job,
-        model=arguments.model,
-        trust=arguments.trust,
-        batch_sizes=arguments.batch_sizes,
-    )
+    origin = {name: getattr(arguments, name) for name in ("tracking", "job", "model", "trust")}
+    if arguments.layout is not None:
+        print_result(export_layout(arguments.reference, arguments.layout, arguments.out, **origin))
+        return 0
+    report = export(arguments.reference, arguments.to, arguments.out, batch_sizes=arguments.batch_sizes, **origin)
     show(report)
     if report["within"]:
         return 0

@@ -8,12 +8,8 @@ second set of weights, and a batch size frozen into the graph by trying several 
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import io
-import logging
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
@@ -24,6 +20,7 @@ import optree
 import torch
 
 from brayx.engines.base import Engine, LeafSpec, ModelSpec, StateSpec, Tolerance
+from brayx.engines.exporter import quiet, trace
 from brayx.engines.torch import TorchEngine, describe, example_leaves, frozen_copy, module_weights
 from brayx.errors import EngineMismatch, ModelError
 from brayx.types import NestedArray, Weights
@@ -109,7 +106,7 @@ def to_onnx(
     dynamic = (tuple({0: torch.export.Dim.DYNAMIC} for _ in leaves),)
     flat = _Flat(module, spec.input_tree)
     try:
-        with _quiet():
+        with quiet():
             program = torch.onnx.export(
                 flat, leaves, dynamo=True, dynamic_shapes=dynamic, optimize=False, verbose=False
             )
@@ -134,33 +131,18 @@ def _traced(flat: _Flat, leaves: tuple[torch.Tensor, ...], spec: ModelSpec) -> O
     """A graph recorded from one run, with its weights as inputs; None if tracing cannot export this module."""
     inputs = [leaf.path for leaf in spec.inputs]
     outputs = [leaf.path if leaf.path not in inputs else f"{leaf.path}_out" for leaf in spec.outputs]
-    file = io.BytesIO()
     try:
-        with _quiet():
-            # Tracing records only one branch of a condition on values, and `verify` may not try values of the other.
-            warnings.simplefilter("error", torch.jit.TracerWarning)  # type: ignore[attr-defined]
-            torch.onnx.export(
-                flat,
-                leaves,
-                file,  # type: ignore[arg-type]
-                dynamo=False,
-                input_names=inputs,
-                output_names=outputs,
-                dynamic_axes={name: {0: "batch"} for name in (*inputs, *outputs)},
-                export_params=False,
-                keep_initializers_as_inputs=True,
-                do_constant_folding=False,
-            )
+        serialised = trace(flat, leaves, inputs, outputs, batched=(*inputs, *outputs), weights_as_inputs=True)
         import onnx
 
-        proto = onnx.load_model_from_string(file.getvalue())
+        proto = onnx.load_model_from_string(serialised)
     except Exception:  # the other exporter may succeed, or has a better message
         return None
     names = [value.name for value in proto.graph.input]
     weights = {name: _PREFIX + name for name in flat.module.state_dict() if _PREFIX + name in names}
     if {value.name for value in proto.graph.output} != set(outputs) or set(names) - set(weights.values()) - set(inputs):
         return None
-    return OnnxGraph(file.getvalue(), tuple(inputs), tuple(outputs), weights, spec, traced=True)
+    return OnnxGraph(serialised, tuple(inputs), tuple(outputs), weights, spec, traced=True)
 
 
 def with_constants(graph: OnnxGraph, weights: Weights) -> bytes:
@@ -203,26 +185,6 @@ def _weights_to_inputs(graph: Any, known: AbstractSet[str]) -> dict[str, str]:
         graph.inputs.append(value)
         weights[name.removeprefix(_PREFIX)] = name
     return weights
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Silences the exporter on stderr and stdout: missing torchvision, internal deprecations, failed graphs.
-
-    Standard output is the whole process's: other threads print to it meanwhile.
-    """
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    # The tracer turns this log on regardless of `verbose`, and the log prints to stdout.
-    log, torch._C._jit_onnx_log = torch._C._jit_onnx_log, lambda *message: None
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        torch._C._jit_onnx_log = log
-        logger.setLevel(level)
 
 
 def verify(

@@ -1,7 +1,7 @@
-"""``brayx export``: writes a model of the pool, or a checkpoint, as verified files for other runtimes.
+"""``brayx export``: writes a model of the pool, or a checkpoint, as verified files for other runtimes and game engines.
 
 This file adds the files to the model's trial. `brayx.jobs.stored_models` finds and builds the model,
-`brayx.engines.bundle` makes the files and the report.
+`brayx.engines.bundle` makes the files and the report, `brayx.jobs.layouts` the file of a game engine.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from rich.table import Table
 
 from brayx.engines.base import Tolerance
 from brayx.engines.bundle import Samples, bundle_files, check_writeable, write_bundle
-from brayx.jobs.stored_models import stored_model
+from brayx.errors import ConfigError
+from brayx.jobs.contracts import parse_contract
+from brayx.jobs.layouts import WrittenLayout, write_layout
+from brayx.jobs.stored_models import StoredModel, stored_model
 from brayx.model.build import recorded_samples
 from brayx.tracking import Trial, tracking_uri
 from brayx.types import NestedArray
@@ -64,12 +67,51 @@ def export(
     report = write_bundle(
         out, module, example, runtimes, samples, about=origin.about, batch_sizes=batch_sizes, tolerances=tolerances
     )
-    if origin.run_id:
-        # Upload by file name: the folder may hold other files, such as the user's home.
-        Trial.attach(uri, origin.run_id).replace_files(
-            out, bundle_files(out), f"export/{origin.about['model']}-{origin.about['version']}"
-        )
+    _upload(origin, uri, out, bundle_files(out))
     return report
+
+
+def export_layout(
+    reference: str,
+    layout: str,
+    out: Path,
+    *,
+    tracking: str | None = None,
+    job: str | None = None,
+    model: str | None = None,
+    trust: bool = False,
+) -> WrittenLayout:
+    """Writes ``model.LAYOUT.onnx``, which a game engine loads, into ``out`` and to the model's trial.
+
+    Args:
+        reference, out, tracking, job, model, trust: as for `export`.
+        layout: a name from `brayx.jobs.layouts.LAYOUTS`.
+
+    Raises:
+        ConfigError: as for `export`; or the model's job has no contract, or the engine cannot express a part of it.
+        ModelNotFound, ModelError, TrackingError: as for `export`. `EngineMismatch`: the file acts otherwise.
+    """
+    check_writeable(out)
+    uri = tracking_uri(tracking)
+    with stored_model(reference, uri, trust) as origin:
+        module, example = origin.build(job, model)
+        contract = origin.job(job).contract
+    if contract is None:
+        raise ConfigError(
+            f"layout {layout}: {origin.label} is of a job without a contract, and an engine's file is made of what the "
+            "game observes and does: train it with a job like game.yaml",
+            layout=layout,
+        )
+    written = write_layout(out / f"model.{layout}.onnx", module, example, parse_contract(contract), layout)
+    _upload(origin, uri, out, [written.file], f"-{layout}")
+    return written
+
+
+def _upload(origin: StoredModel, uri: str, out: Path, names: Sequence[str], ending: str = "") -> None:
+    """Adds files to the model's trial; by name, since the folder may hold others, such as the user's home."""
+    if origin.run_id:
+        place = f"export/{origin.about['model']}-{origin.about['version']}{ending}"
+        Trial.attach(uri, origin.run_id).replace_files(out, names, place)
 
 
 def show(report: Mapping[str, Any], console: Console | None = None) -> None:

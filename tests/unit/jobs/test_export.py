@@ -25,8 +25,8 @@ JOB = TEMPLATES / "cartpole.yaml"
 SEEN = np.random.default_rng(0).standard_normal((256, 4)).astype(np.float32)
 
 
-def make_checkpoint(folder, *, job=True, samples=None):
-    config = JobConfig.load(JOB)
+def make_checkpoint(folder, *, job=True, samples=None, config=None):
+    config = config or JobConfig.load(JOB)
     torch.manual_seed(0)  # int8 exceeds its tolerance for some initial weights
     module, _ = build_model(config.folder, config.models["model"].module, "model", config.as_dict())
     about = {"job": config.as_dict(), "folder": config.folder} if job else {}
@@ -186,3 +186,27 @@ def test_an_impossible_export_is_reported(tmp_path, monkeypatch, capsys, words, 
 def test_a_job_can_be_named(tmp_path):
     folder = make_checkpoint(tmp_path / "bare", job=False)
     assert run(folder, "--job", JOB, "--to", "onnx", "--out", tmp_path / "out") == 0
+
+
+def test_a_contracts_model_is_exported_for_unity_and_the_file_is_in_its_trial(tmp_path, tracking_db, capsys):
+    words = json.dumps({
+        "contract": 1, "observations": {"sensor": {"shape": [3]}}, "actions": {"jump": {"kind": "discrete", "size": 2}},
+    })  # fmt: skip
+    job = JobConfig.load(TEMPLATES / "unity.yaml", [f"contract={words}"])
+    trial = Trial.open("unity", "made", tracking_db)
+    saved = make_checkpoint(tmp_path / "saved", config=job)
+    register(trial, trial.save_checkpoint(saved, 1000, {}), "unity", alias="champion")
+    words = ["export", "models:/unity@champion", "--layout", "unity", "--out", str(tmp_path / "out")]
+    assert cli.main([*words, "--tracking", tracking_db]) == 0
+    assert "obs_0, action_masks -> version_number, memory_size, discrete_actions" in capsys.readouterr().out
+    from mlflow.artifacts import download_artifacts
+
+    kept = download_artifacts(run_id=trial.run_id, artifact_path="export/unity-1-unity", tracking_uri=tracking_db)
+    assert Path(kept, "model.unity.onnx").read_bytes() == (tmp_path / "out/model.unity.onnx").read_bytes()
+
+
+def test_a_model_without_a_contract_has_no_layout(tmp_path, capsys):
+    saved = make_checkpoint(tmp_path / "saved")
+    assert cli.main(["export", str(saved), "--layout", "godot", "--out", str(tmp_path / "out"), "--trust"]) == 2
+    assert "layout godot: " in (said := capsys.readouterr().err)
+    assert "is of a job without a contract" in said

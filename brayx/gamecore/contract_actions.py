@@ -1,0 +1,50 @@
+"""A policy's action as a contract's named actions, and back.
+
+A policy acts with one flat array: first the choice of every discrete action, counted from 0, then the numbers of all
+continuous ones, of which -1 to 1 covers the bounds; both in the contract's order (`brayx.actions`). Knows nothing of
+models and of bodies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from brayx.gamecore.contract import Contract
+
+
+def named_actions(contract: Contract, action: np.ndarray) -> dict[str, Any]:
+    """The game's actions by name: choices from their starts, numbers within their bounds.
+
+    Args:
+        contract: the game's.
+        action: one action of a policy.
+    """
+    flat = iter(action.reshape(-1).tolist())
+    named: dict[str, Any] = {part.name: part.start + int(next(flat)) for part in contract.discrete}
+    for part in contract.continuous:
+        bounds = zip(part.low, part.high, flat, strict=False)
+        named[part.name] = [min(max(low + (x + 1) * 0.5 * (high - low), low), high) for low, high, x in bounds]
+    return named
+
+
+def policy_action(contract: Contract, actions: Mapping[str, Any]) -> np.ndarray:
+    """The policy's action of a game's actions; the inverse of `named_actions`.
+
+    Args:
+        contract: the game's.
+        actions: by name, as `brayx.gamecore.contract_values.ActionValues` reads them.
+
+    Returns:
+        int64 ``[]`` or ``[H]`` if all actions are discrete, else float32 ``[H + D]``.
+    """
+    choices = [actions[part.name] - part.start for part in contract.discrete]
+    if not contract.continuous:
+        return np.asarray(choices if len(choices) > 1 else choices[0], np.int64)
+    numbers: list[float] = []
+    for part in contract.continuous:
+        low, high = np.asarray(part.low), np.asarray(part.high)
+        numbers += ((np.asarray(actions[part.name], np.float64) - low) / (0.5 * (high - low)) - 1).tolist()
+    return np.asarray([*choices, *numbers], np.float32)
