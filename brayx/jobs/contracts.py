@@ -29,11 +29,15 @@ def plain_name(behaviour: str) -> str:
 
 
 def read_contract(path: str | Path) -> Contract:
-    """The contract in a JSON or YAML file.
+    """The contract in a JSON or YAML file, or that of ML-Agents' demonstrations, ``.demo``.
 
     Raises:
         ConfigError: the file cannot be read, or has no contract.
     """
+    if Path(path).suffix == ".demo":
+        from brayx.bridges.unity_demo import UnityDemo  # imports protobuf and Pillow, which are slow
+
+        return UnityDemo(Path(path).expanduser()).behaviour.contract
     try:
         text = read_text(Path(path).expanduser())
     except OSError as error:

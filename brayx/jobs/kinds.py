@@ -23,9 +23,10 @@ class SourceConfig(BaseModel):
     path: str | None = None
     """File of the data, a pattern with ``*``, or a folder of recordings, from the YAML file's folder; or an address of
     recordings; null: a module gives the data."""
-    format: Literal["npz", "parquet", "hdf5", "minari", "recording"] | None = None
-    """Format of the files; null: by their extension. A folder has recordings, unless it is a Minari dataset. ``minari``
-    is the same as ``hdf5``."""
+    format: Literal["npz", "parquet", "hdf5", "minari", "unity", "godot", "recording"] | None = None
+    """Format of the files; null: by their extension: ``.demo`` is ``unity``, ML-Agents' demonstrations; ``.json``
+    ``godot``, those of godot_rl. A folder has recordings, unless it is a Minari dataset. ``minari`` is the same as
+    ``hdf5``."""
     actions: Literal["environment", "policy"] | None = None
     """Whose actions the files have: ``environment``, the rollout's, which are converted; or ``policy``, with categories
     from 0 and scaled actions from -1 to 1; null: as the files say."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from brayx.algorithms.build import check_recorded
 from brayx.components import load
 from brayx.errors import BrayxError, ConfigError
+from brayx.jobs.contracts import parse_contract
 from brayx.recording.source import dataset
 from brayx.replay.feed import Feed, Part, Taker
 from brayx.shutdown import side_by_side
@@ -68,7 +69,7 @@ def check_sources(
                 "policy version 0 and would be dropped; leave it out, or give the source a buffer of its own",
                 source=name,
             )
-        if source.path is not None:
+        if source.path is not None and not (job.needs_contract and _needs_contract(source)):
             try:
                 if name not in opened:
                     dataset = _dataset(source, job)
@@ -195,7 +196,13 @@ def _again(build: Callable[[], Any], first: list[Any], number: int, env: ActionS
     return part
 
 
+def _needs_contract(source: SourceConfig) -> bool:
+    """Whether the files are read by the job's contract, which the first game may say."""
+    return source.format == "godot" or (source.format is None and Path(source.path or "").suffix == ".json")
+
+
 def _dataset(source: SourceConfig, job: JobConfig) -> Dataset:
     assert source.path is not None
     path = source.path if "://" in source.path else Path(job.folder, source.path)
-    return dataset(path, source.format, source.fields, source.demonstration, source.only, source.actions)
+    contract = None if job.contract is None else parse_contract(job.contract)
+    return dataset(path, source.format, source.fields, source.demonstration, source.only, source.actions, contract)

@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from brayx.actions import ActionSpec
 from brayx.errors import BadRecording, ConfigError
+from brayx.gamecore.contract import Contract
 from brayx.gamecore.protocol import agent_of
 from brayx.recording.addresses import absolute
 from brayx.recording.config import Selection, is_named
@@ -42,6 +43,7 @@ def dataset(
     demonstration: bool = False,
     only: Selection | Mapping[str, Any] | None = None,
     actions: ActionsOf | None = None,
+    contract: Contract | None = None,
 ) -> Dataset:
     """Opens recordings as training data: a folder, one of its files with ``format="recording"``, or an fsspec address.
 
@@ -54,6 +56,7 @@ def dataset(
         demonstration: as for `Dataset`.
         only: which sessions to read; options of `Selection`.
         actions: whose actions the data has, as for `Dataset`.
+        contract: as for `Dataset`.
 
     Raises:
         ConfigError: there is no such file, or ``only`` is not valid.
@@ -65,7 +68,7 @@ def dataset(
     if format != "recording":
         if only:
             raise ConfigError(f"{path}: `only` selects recorded sessions, and this is not a folder of recordings")
-        return Dataset(path, format, fields, demonstration, actions=actions)
+        return Dataset(path, format, fields, demonstration, actions=actions, contract=contract)
     return Dataset(path, None, fields, demonstration, reader(path, only), actions)
 
 

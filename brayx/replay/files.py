@@ -1,9 +1,9 @@
-"""Reads datasets from files as fragments, one per episode: NumPy archives, Parquet and HDF5.
+"""Reads datasets from files as fragments, one per episode: NumPy archives, Parquet, HDF5, engines' demonstrations.
 
 Finds the files, divides them among parallel readers, converts the environment's actions to a policy's, and checks that
-the files fit each other and the model. `brayx.replay.npz`, `parquet` and `hdf5` read the formats; `brayx.replay.steps`
-defines the fields of a step. Missing log-probabilities become 0; algorithms that need them refuse such data
-(`brayx.algorithms.build.check_recorded`). Knows nothing of buffers.
+the files fit each other and the model. `brayx.replay.npz`, `parquet`, `hdf5` and `engine_demos` read the formats;
+`brayx.replay.steps` defines the fields of a step. Missing log-probabilities become 0; algorithms that need them refuse
+such data (`brayx.algorithms.build.check_recorded`). Knows nothing of buffers.
 """
 
 from __future__ import annotations
@@ -21,14 +21,17 @@ import numpy as np
 
 from brayx.actions import ActionSpec
 from brayx.errors import BadFragment, ConfigError
+from brayx.gamecore.contract import Contract
 from brayx.replay import hdf5, npz, parquet
 from brayx.replay.packing import Layout, check
 from brayx.replay.steps import ActionsOf
 from brayx.types import DEMONSTRATION, Fragment
 
-Format: TypeAlias = Literal["npz", "parquet", "hdf5", "minari"]
+Format: TypeAlias = Literal["npz", "parquet", "hdf5", "minari", "unity", "godot"]
 
-_SUFFIXES: dict[str, Format] = {".npz": "npz", ".parquet": "parquet", ".hdf5": "hdf5", ".h5": "hdf5"}
+_SUFFIXES: dict[str, Format] = {
+    ".npz": "npz", ".parquet": "parquet", ".hdf5": "hdf5", ".h5": "hdf5", ".demo": "unity", ".json": "godot",
+}  # fmt: skip
 
 
 class FormatReader(Protocol):
@@ -68,6 +71,7 @@ class Dataset:
         demonstration: adds the extra ``demonstration`` to every episode, which marks it for imitation.
         reader: reads ``path``, which need not be a file; None: the format's.
         actions: whose actions the data has, the environment's or a policy's; None: as the files say. See `for_env`.
+        contract: the job's, for the demonstrations of game engines; None: it has none.
 
     Attributes:
         files: the files found, sorted by name.
@@ -84,8 +88,10 @@ class Dataset:
         demonstration: bool = False,
         reader: FormatReader | None = None,
         actions: ActionsOf | None = None,
+        contract: Contract | None = None,
     ) -> None:
         self._actions = actions
+        self._contract = contract
         self._env: ActionSpec | None = None
         self._fields = dict(fields or {})
         self._demonstration = demonstration
@@ -177,6 +183,10 @@ class Dataset:
         if self._own is not None:
             return self._own
         assert self._format is not None
+        if self._format == "unity" or self._format == "godot":
+            from brayx.replay.engine_demos import EngineDemos  # imports protobuf and Pillow, which are slow
+
+            return EngineDemos(self._format, self._contract)
         return _READERS[self._format]  # not kept, since modules do not pickle
 
     def _read(self, file: Path) -> _Piece:

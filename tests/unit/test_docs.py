@@ -70,6 +70,8 @@ FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 URL = "http://127.0.0.1:8000"
 
 NOT_RUN = {
+    "needs a champion that was trained with a contract; tests/unit/jobs/test_export.py exports one",
+    "needs a recorded file; tests/unit/replay/test_engine_demos.py reads one",
     "minutes of training",
     "trains for seconds; tests/unit/algorithms/test_own.py runs it",
     "trains; tests/end_to_end/test_tune.py does the same",

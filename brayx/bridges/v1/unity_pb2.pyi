@@ -196,6 +196,24 @@ class Action(_message.Message):
     discrete: _containers.RepeatedScalarFieldContainer[int]
     def __init__(self, continuous: _Optional[_Iterable[float]] = ..., discrete: _Optional[_Iterable[int]] = ...) -> None: ...
 
+class Demonstration(_message.Message):
+    __slots__ = ("api_version", "name", "num_steps")
+    API_VERSION_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    NUM_STEPS_FIELD_NUMBER: _ClassVar[int]
+    api_version: int
+    name: str
+    num_steps: int
+    def __init__(self, api_version: _Optional[int] = ..., name: _Optional[str] = ..., num_steps: _Optional[int] = ...) -> None: ...
+
+class Demonstrated(_message.Message):
+    __slots__ = ("agent", "action")
+    AGENT_FIELD_NUMBER: _ClassVar[int]
+    ACTION_FIELD_NUMBER: _ClassVar[int]
+    agent: Agent
+    action: Action
+    def __init__(self, agent: _Optional[_Union[Agent, _Mapping]] = ..., action: _Optional[_Union[Action, _Mapping]] = ...) -> None: ...
+
 class Welcome(_message.Message):
     __slots__ = ("seed", "communicator_version", "package_version", "capabilities", "num_areas")
     SEED_FIELD_NUMBER: _ClassVar[int]
