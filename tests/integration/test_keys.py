@@ -1,4 +1,7 @@
-"""A service on Serve that requires keys from a file: every door, two replicas, and the doctor's report."""
+"""A service on Serve that requires keys from a file: every door, two replicas, and the doctor's report.
+
+The application is this file's alone: keys are an option of a whole application.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,13 @@
-"""A league's opponents on a real Serve: who is asked for, who is not there, and a replica that is killed."""
+"""A league on a real Serve: sessions of one game, opponents asked for, some not there, and a replica that is killed.
+
+All tests share one application on two replicas.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -16,21 +21,25 @@ from ray import serve
 from ray.util import list_named_actors
 from websockets.sync.client import connect
 
+from brayx.bridges import pettingzoo
 from brayx.cluster import NAMESPACE
 from brayx.cluster.directory import Location, stop_directory
 from brayx.cluster.serving import console_application, serving_application
 from brayx.errors import BadBody, BrayxError, LeagueError, SessionResumed, VersionUnknown
-from brayx.gamecore.client import Client
+from brayx.gamecore.client import AsyncClient, Client
 from brayx.jobs.kinds import BoardConfig
 from brayx.tracking import promote
 from tests.end_to_end.console_jobs import Console
 from tests.integration.conftest import Ingress
 from tests.served_league import LEVELS, PROJECT, Pool, load
+from tests.unit.bridges.zoo import Secrets
 from tests.waiting import until
 
 WAIT_S = 60.0
 DIRECTORY = f"{PROJECT}/actor/sessions"
-ACTOR = {"num_workers": 2, "snapshot_every": 1, "native_port": None, "tcp_port": None, "idle_timeout_s": 600}
+ACTOR = {
+    "num_workers": 2, "share": "game", "snapshot_every": 1, "native_port": None, "tcp_port": None, "idle_timeout_s": 600
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +63,52 @@ def url(grpc_ingress: Ingress, pool: Pool) -> Iterator[str]:
     for actor in list_named_actors(True):
         if actor["name"].startswith(f"{DIRECTORY}/pool/"):
             stop_directory(actor["name"])
+
+
+@pytest.fixture(scope="module")
+def replicas(url: str) -> list[str]:
+    """The two replicas' own URLs, so that a test chooses a client's replica."""
+    addresses: list[str] = ray.get(directory().addresses.remote(), timeout=WAIT_S)
+    assert len(addresses) == 2
+    return addresses
+
+
+def directory() -> ray.actor.ActorHandle:
+    return ray.get_actor(DIRECTORY, namespace=NAMESPACE)
+
+
+def owner(session: str) -> str:
+    """Address of the replica that owns a session."""
+    location = ray.get(directory().locate.remote(session), timeout=WAIT_S)
+    assert isinstance(location, Location)
+    return location.address
+
+
+async def test_sessions_of_a_game_exchange_values_through_any_replica_and_door(replicas: list[str]) -> None:
+    first, other = replicas
+    owners = set()
+    async with contextlib.AsyncExitStack() as stack, asyncio.timeout(2 * WAIT_S):
+        for game, urls in enumerate([(first, other), (other, first.replace("http", "ws", 1))]):
+            left, right = (AsyncClient(url, timeout_s=WAIT_S) for url in urls)
+            for client in (left, right):
+                stack.push_async_callback(client.close)
+            ids = [pettingzoo.session_id(f"game{game}", agent) for agent in Secrets.possible_agents]
+            await left.start(session=ids[0])
+            await right.start(session=ids[1])
+            assert owner(ids[0]) == owner(ids[1]) == urls[0]
+            owners.add(urls[0])
+            replies = await asyncio.gather(left.tick(b'{"obs": 4}'), right.tick(b'{"obs": 2}'))
+            assert [json.loads(reply)["action"] for reply in replies] == [2, 4]
+            await asyncio.gather(left.stop(), right.stop())
+        assert owners == set(replicas)
+
+        # A whole PettingZoo game, whose sessions start at the same time on both replicas.
+        urls = itertools.cycle(replicas)
+        clients = pettingzoo.Clients(lambda: AsyncClient(next(urls), timeout_s=WAIT_S))
+        stack.push_async_callback(clients.close)
+        for seed in range(3):
+            result = await pettingzoo.play_game(Secrets(), clients, seed=seed)
+            assert result.returns == {"left": float(Secrets.ROUNDS), "right": float(Secrets.ROUNDS)}
 
 
 def ticked(client: Client) -> list[Any]:
@@ -154,8 +209,6 @@ def test_a_session_keeps_its_opponent_at_another_replica(url: str, pool: Pool) -
 
 def pid_of(session: str) -> int:
     """The replica that owns a session."""
-    directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
-    location: Location = ray.get(directory.locate.remote(session), timeout=WAIT_S)
-    port = int(location.address.rpartition(":")[2])
+    port = int(owner(session).rpartition(":")[2])
     (pid,) = {c.pid for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port}
     return int(pid or 0)

@@ -1,4 +1,7 @@
-"""The guide's actor without agents, as its page shows it, on Serve: played, refused, ended, moved."""
+"""The guide's actor without agents, as its page shows it, on Serve: played, refused, ended.
+
+The application is this file's alone: the page's own options and builder are what is tested.
+"""
 
 from __future__ import annotations
 

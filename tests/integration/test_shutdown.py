@@ -1,4 +1,7 @@
-"""Shutdown of Serve, or deletion of an application, with running sessions: each gets its end once, on every door."""
+"""Shutdown of Serve, or deletion of an application, with running sessions: each gets its end once, on every door.
+
+The application is this file's alone: each test ends it.
+"""
 
 from __future__ import annotations
 
