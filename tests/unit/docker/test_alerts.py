@@ -1,0 +1,114 @@
+"""The alerts: of exported metrics, in the runbook, run by promtool; and Prometheus scrapes a real host."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shutil
+import subprocess
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from brayx.actor.config import ActorConfig
+from brayx.actor.host import LocalHost
+from brayx.actor.serving import Runtime
+from brayx.gamecore.client import Client
+from brayx.metrics import Recorder
+from brayx.metrics.prometheus import EXPORTED
+from brayx.ports import free_port
+from tests.unit.actor.doors.test_asgi import Echo
+from tests.waiting import until
+
+ROOT = Path(__file__).parents[3]
+RULES = ROOT / "docker" / "prometheus" / "rules.yaml"
+DASHBOARD = ROOT / "docker" / "grafana" / "brayx.json"
+
+
+def rules() -> list[dict[str, str]]:
+    (group,) = yaml.safe_load(RULES.read_text())["groups"]
+    alerts: list[dict[str, str]] = group["rules"]
+    return alerts
+
+
+def test_alerts_are_of_exported_metrics() -> None:
+    series = {name for declared in EXPORTED.values() for name in declared.series}
+    queried = {name for rule in rules() for name in re.findall(r"\bray_\w+", rule["expr"])}
+    assert queried
+    assert queried <= series, f"not exported: {queried - series}"
+
+
+def test_the_runbook_has_every_alert_and_no_other() -> None:
+    text = (ROOT / "docs" / "guide-operate.md").read_text()
+    assert sorted(re.findall(r"^### (Brayx\w+)$", text, re.MULTILINE)) == sorted(rule["alert"] for rule in rules())
+
+
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed (Debian: prometheus)")
+def test_each_alert_fires_on_its_samples_and_on_no_others() -> None:
+    samples = Path(__file__).parent / "rules_test.yaml"
+    subprocess.run(["promtool", "test", "rules", str(samples)], check=True, timeout=120)
+    groups = yaml.safe_load(samples.read_text())["tests"]
+    tested = {test["alertname"] for group in groups for test in group["alert_rule_test"]}
+    assert tested == {rule["alert"] for rule in rules()}
+
+
+@pytest.fixture
+def played() -> Iterator[LocalHost]:
+    """A host at which one session of two ticks was played."""
+    recorder = Recorder()
+    config = ActorConfig(agents=["agent"], port=0, native_port=None, tcp_port=None)
+    host = LocalHost(config, Runtime(functools.partial(Echo, []), recorder), name="arena")
+    host.export(recorder)
+    host.open()
+    try:
+        with Client(host.url) as client:
+            client.start(session="one")
+            client.tick(b"1")
+            client.tick(b"2")
+            client.stop()
+        yield host
+    finally:
+        host.close()
+
+
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+def test_prometheus_scrapes_a_local_host_and_answers_the_dashboard(played: LocalHost, tmp_path: Path) -> None:
+    target = played.url.removeprefix("http://")
+    settings = {
+        "global": {"scrape_interval": "1s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [{"job_name": "brayx", "static_configs": [{"targets": [target]}]}],
+    }
+    (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(settings))
+    address = f"127.0.0.1:{free_port()}"
+    words = [f"--config.file={tmp_path / 'prometheus.yaml'}", f"--storage.tsdb.path={tmp_path / 'data'}"]
+
+    def value(query: str) -> list[str]:
+        url = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
+        try:
+            with urllib.request.urlopen(url, timeout=10.0) as reply:
+                return [series["value"][1] for series in json.loads(reply.read())["data"]["result"]]
+        except urllib.error.URLError as error:
+            is_starting = isinstance(error, urllib.error.HTTPError) and error.code == 503
+            if not (is_starting or isinstance(error.reason, ConnectionError)):
+                raise
+            return []
+
+    with (tmp_path / "log").open("w") as log:
+        server = subprocess.Popen(["prometheus", f"--web.listen-address={address}", *words], stderr=log)
+    try:
+        until(lambda: value('ray_brayx_ticks_total{application="arena", replica="local"}') == ["2"])
+        assert value("ray_brayx_tick_seconds_count") == ["2"]
+        assert value('up{job="brayx"}') == ["1"]
+        for query in re.findall(r'"expr": "((?:[^"\\]|\\.)*)"', DASHBOARD.read_text()):
+            plain = json.loads(f'"{query}"').replace("$__rate_interval", "1m")
+            value(re.sub(r"\$\w+", ".*", plain))  # an error of the query raises
+    finally:
+        server.terminate()
+        server.wait(60.0)
