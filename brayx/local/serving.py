@@ -112,7 +112,7 @@ class Serving:
         followed = followed_by(self._sources)
         self._follower = AliasFollower(pool, followed, self._models) if followed else None
         self._work: list[asyncio.Task[None]] = []
-        recorders = recorders_of(job.recording, recorder, job.drawing)
+        self._recorders = recorders = recorders_of(job.recording, recorder, job.drawing)
         keys = Keys.configured(config.keys_file)
         self.is_open = keys is None and not on_loopback(config, config.host)
         """Whether any machine that reaches a door may play."""
@@ -176,6 +176,8 @@ class Serving:
         """Ends every session and the doors, and writes the last results. May be called again."""
         self._offered.close()
         self._host.close(_CLOSE_S)
+        for recorder in self._recorders:  # which may need longer than a door
+            recorder.close()
 
     def _make_actor(
         self, served: Mapping[str, ServedModel], league: ServedLeague, recorders: Sequence[SessionLogOpener]

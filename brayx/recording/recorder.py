@@ -151,12 +151,12 @@ class SessionRecorder:
         return chosen
 
     def close(self, timeout_s: float = _END_S) -> None:
-        """Writes the remaining ticks, then ends the thread and the process. Idempotent."""
+        """Writes the remaining ticks, then ends the thread and the process. Idempotent, also from several threads."""
         self._closed = True
-        if self._thread is not None:
+        if (thread := self._thread) is not None:
             self._queue.put(None)
-            self._thread.join(timeout_s)
-            if self._thread.is_alive():
+            thread.join(timeout_s)
+            if thread.is_alive():
                 logger.warning("recordings were not written within %g s: their last ticks may be missing", timeout_s)
             self._thread = None
 
