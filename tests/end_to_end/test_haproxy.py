@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -17,11 +18,21 @@ from brayx.gamecore.v1.gamecore_pb2_grpc import GamecoreStub
 from brayx.ports import free_port
 from tests.end_to_end.jobs import serve_run, tuned
 from tests.end_to_end.test_serve_run import status
-from tests.integration.test_grpc import WAIT_S, free_again, guide, play, resume
+from tests.integration.test_grpc import WAIT_S, free_again, play, resume
 
 pytestmark = pytest.mark.cluster
-
+GUIDE = Path(__file__).parents[2] / "docs" / "guide-serve.md"
 ORIGIN = "https://play.example.com"
+
+
+def guide() -> dict[str, Any]:
+    """The Serve config that the guide shows for gRPC."""
+    (shown,) = [
+        config
+        for text in re.findall(r"^```yaml\n(.*?)^```", GUIDE.read_text(), re.DOTALL | re.MULTILINE)
+        if "grpc_options" in (config := yaml.safe_load(text))
+    ]
+    return dict(shown)
 
 
 @pytest.fixture(scope="module")
