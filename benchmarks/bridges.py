@@ -1,7 +1,7 @@
-"""Games of engines, learned by brayx's bridges and by their own trainers; and CartPole by contract without an engine.
+"""Compares brayx's bridges with the engines' own trainers, and CartPole by contract with Stable-Baselines3.
 
     python -m benchmarks.bridges --peers build/peers --install   # installs the peers there, and measures
-    python -m benchmarks.bridges --quick                         # does it run at all
+    python -m benchmarks.bridges --quick                         # only checks that it runs
 
 The games are the stand-ins of the tests (`tests.godot_game`, `tests.unity_game`), which speak the engines' wires: 8 and
 16 agents that see a vector, or a picture of 84 x 84, too. Both trainers start the game themselves, and learn it by PPO
@@ -10,8 +10,8 @@ with the same hyperparameters. The game writes the course of the run (`Course`),
 ``cartpole`` is a game that says its contract and plays over TCP in the packed encoding: eight games in one process, and
 eight processes of one game each. Its reference is Stable-Baselines3 on the same environments without a door.
 
-A peer that is not installed is named, and left out: Stable-Baselines3 is in the extra ``bench``; godot_rl and mlagents
-pin versions of ten years of packages, so ``--install`` puts them in folders of their own, without dependencies.
+A peer that is not installed is named and left out. Stable-Baselines3 is in the extra ``bench``. godot_rl and mlagents
+pin old versions of packages, so ``--install`` puts each into its own folder, without dependencies.
 """
 
 from __future__ import annotations
@@ -353,12 +353,12 @@ def run(case: Case, side: str, seed: int, steps: int, peers: Path, overrides: Se
 
 
 def is_installed(case: Case, peers: Path) -> bool:
-    """Whether the peer of a case is."""
+    """Whether the peer of a case is installed."""
     return find_spec("stable_baselines3") is not None if case.game == "cartpole" else (peers / case.game).is_dir()
 
 
 def install(peers: Path) -> None:
-    """Installs godot_rl and mlagents, each into a folder of its own and without what they depend on."""
+    """Installs godot_rl and mlagents, each into its own folder, without dependencies."""
     for game, pins in PINS.items():
         folder = peers / game
         if folder.is_dir():
@@ -375,7 +375,7 @@ def _renew_protobuf(folder: Path) -> None:
 
     texts = [path.read_text() for path in (folder / "mlagents_envs/communicator_objects").glob("*_pb2.py")]
     literals = [re.search(r"(?:serialized_pb=_b\(|SerializedFile\(b)('.*'|\".*\")\)", text) for text in texts]
-    protos = [FileDescriptorProto.FromString(ast.literal_eval(f"b{found[1]}")) for found in literals if found]
+    protos = [FileDescriptorProto.FromString(ast.literal_eval(f"b{literal[1]}")) for literal in literals if literal]
     by_name = {proto.name: proto for proto in protos}
     ordered: dict[str, FileDescriptorProto] = {}
 
@@ -461,7 +461,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[s
 
 
 def _run_part(options: argparse.Namespace, words: Sequence[str]) -> None:
-    """Runs what a run of the benchmark is made of: a game or a peer's trainer."""
+    """Runs a part of a benchmark's run: a game or a peer's trainer."""
     agents, seed = options.agents[0], options.seeds[0]
     if options.trainer == "godot":
         train_godot_rl(options.build, options.steps, seed, options.batch)

@@ -1,7 +1,7 @@
-"""What differs between Linux, macOS and Windows. Nothing else in the client, the bridges and the local host asks.
+"""Functions that differ between Linux, macOS and Windows, for the client, the bridges and the local host.
 
-They import and type-check for the three systems (`tests/unit/test_systems.py`), but were only run on Linux. What a
-system lacks is named at the function. `brayx.cluster` is for Linux and macOS.
+These import and type-check on all three systems (`tests/unit/test_systems.py`), but have only run on Linux. Each
+function says what a system lacks. `brayx.cluster` is for Linux and macOS.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ if sys.platform == "win32":
         return -1
 
     def lock(descriptor: int, *, shared: bool = False) -> bool:
-        """Takes an advisory lock, which ends with the process; False: another process has it. None on Windows."""
+        """Takes an advisory lock, which ends with the process; False: another process has it. Takes none on Windows."""
         return True
 
     def unlock(descriptor: int) -> None:
@@ -50,7 +50,7 @@ if sys.platform == "win32":
         """Closes a descriptor of `open_folder`."""
 
     def share_port(sock: socket.socket) -> None:
-        """Lets further sockets listen at the same port, each for a share of the connections; nothing on Windows."""
+        """Lets further sockets listen at the same port, each for a share of the connections; no effect on Windows."""
 
     def can_lock() -> bool:
         """Whether `lock` does anything."""
@@ -92,7 +92,7 @@ if sys.platform == "win32":
         return lambda: bool(select.select([sock], [], [], 0)[0])
 
     def lower_priority(steps: int) -> None:
-        """Lets other processes go first; nothing on Windows."""
+        """Lowers this process's priority; no effect on Windows."""
 
     def signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
         """Signals a process and its children, which may outlive it: it leads a process group.
@@ -106,7 +106,7 @@ if sys.platform == "win32":
         return process.poll() is None
 
     def interrupt_after(seconds: float) -> None:
-        """Raises KeyboardInterrupt in the main thread after so many seconds; 0: no more."""
+        """Raises KeyboardInterrupt in the main thread after this many seconds; 0 cancels it."""
         for timer in _timers:
             timer.cancel()
         _timers.clear()
@@ -191,7 +191,7 @@ else:
         return lambda: bool(poll.poll(0))
 
     def lower_priority(steps: int) -> None:
-        """Lets other processes go first."""
+        """Lowers this process's priority."""
         with contextlib.suppress(OSError):
             os.nice(steps)
 
@@ -208,7 +208,7 @@ else:
         return True
 
     def interrupt_after(seconds: float) -> None:
-        """Raises KeyboardInterrupt in the main thread after so many seconds; 0: no more."""
+        """Raises KeyboardInterrupt in the main thread after this many seconds; 0 cancels it."""
         signal.signal(signal.SIGALRM, _interrupt if seconds else signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, seconds)
 

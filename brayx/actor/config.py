@@ -70,7 +70,7 @@ class GamecoreConfig(BaseModel):
 
     @property
     def by_hand(self) -> bool:
-        """Whether a person starts its games: it is a bridge to an engine, and starts no builds."""
+        """Whether a person starts its games: it is a bridge to an engine that starts no builds."""
         words = shlex.split(self.command)
         is_bridge = words[:1] == ["brayx"] and words[1:3] in _BRIDGES
         return is_bridge and not any(word.startswith("--command") for word in words)

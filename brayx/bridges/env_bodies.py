@@ -1,7 +1,7 @@
 """`EnvBodies`: the bodies of one agent of a Gymnasium or PettingZoo environment, by contract or in the gym profile.
 
-A start has both: the fields of the gym profile and the contract that `contract_of_spaces` makes of the spaces. The
-reply to it says which the service plays. Knows nothing of sessions, doors or environments.
+A start has both the fields of the gym profile and a contract of the spaces (`SpacesBodies`). The reply says which of
+the two the service plays. Knows nothing of sessions, doors or environments.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class SpacesBodies:
 
     def stop(self, obs: Any, reward: float, *, terminated: bool, truncated: bool, **more: Any) -> bytes:
         """See `TickBodies`."""
-        # A value after a cut is that of the last observation, even if the environment gives none.
+        # The value after a cut needs an observation: if the environment gives none, take the last one.
         last = self._last if obs is None and truncated else None if obs is None else self._values(obs)
         return self.bodies.encode_tick(last, reward, terminated=terminated, truncated=truncated)
 
@@ -216,7 +216,7 @@ def _observation(space: Space) -> tuple[tuple[int, ...], dict[str, Any]]:
 
 
 def _actions(space: Space, path: tuple[Any, ...]) -> tuple[list[_Named], Callable[[Mapping[str, Any]], Any]]:
-    """Names and contracts of the parts of an action, and what makes the environment's action of a reply's."""
+    """Names and contracts of an action's parts, and a function that makes the environment's action from a reply's."""
     name = _name(path, "action")
     match space:
         case spaces.Discrete():
@@ -236,12 +236,12 @@ def _actions(space: Space, path: tuple[Any, ...]) -> tuple[list[_Named], Callabl
             return parts, lambda chosen: np.array([chosen[part] for part in names], kind).reshape(shape)
         case spaces.Dict():
             named = {key: _actions(part, (*path, key)) for key, part in space.spaces.items()}
-            found = [part for parts, _ in named.values() for part in parts]
-            return found, lambda chosen: {key: read(chosen) for key, (_, read) in named.items()}
+            nested = [part for parts, _ in named.values() for part in parts]
+            return nested, lambda chosen: {key: read(chosen) for key, (_, read) in named.items()}
         case spaces.Tuple():
             listed = [_actions(part, (*path, index)) for index, part in enumerate(space.spaces)]
-            found = [part for parts, _ in listed for part in parts]
-            return found, lambda chosen: tuple(read(chosen) for _, read in listed)
+            nested = [part for parts, _ in listed for part in parts]
+            return nested, lambda chosen: tuple(read(chosen) for _, read in listed)
     raise ConfigError(f"{space} is no space of a contract's action", space=str(space))
 
 

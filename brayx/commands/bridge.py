@@ -1,4 +1,4 @@
-"""``brayx bridge``: ``brayx gamecore`` for a project of an engine, beside a training or a service elsewhere."""
+"""``brayx bridge``: ``brayx gamecore`` for an engine's project, which plays at a training or a service elsewhere."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``brayx mlagents-learn``: `brayx.jobs.mlagents` makes a job of its options, and `brayx.front` trains it.
+"""``brayx mlagents-learn``: trains a Unity project by the flags of `mlagents-learn` 1.1.0.
 
-The flags are those of `mlagents-learn` 1.1.0.
+`brayx.jobs.mlagents` converts them to a job, and `brayx.front` trains it.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ FLAGS: dict[str, dict[str, tuple[str, dict[str, Any], str]]] = {
         "--seed": ("seed", {"type": int}, "seed of the training and the games (default: -1, a random one)"),
         "--timeout-wait": ("timeout_wait", {}, "without effect: a game may take as long as it needs"),
         "--max-lifetime-restarts": ("max_lifetime_restarts", {}, "without effect: builds are always started again"),
-        "--restarts-rate-limit-n": ("restarts_rate_limit_n", {}, "without effect, too"),
-        "--restarts-rate-limit-period-s": ("restarts_rate_limit_period_s", {}, "without effect, too"),
+        "--restarts-rate-limit-n": ("restarts_rate_limit_n", {}, "without effect"),
+        "--restarts-rate-limit-period-s": ("restarts_rate_limit_period_s", {}, "without effect"),
         "--env-args": ("env_args", {"nargs": argparse.REMAINDER}, "the build gets all arguments after this flag"),
     },
     "engine_settings": {
@@ -46,9 +46,9 @@ FLAGS: dict[str, dict[str, tuple[str, dict[str, Any], str]]] = {
     "checkpoint_settings": {
         "--run-id": ("run_id", {}, "name of the run (default: ppo)"),
         "--resume": ("resume", _FLAG, "go on with the run of that name"),
-        "--force": ("force", _FLAG, "start a new run of a name that there is; the former one stays in MLflow"),
+        "--force": ("force", _FLAG, "start a new run even if the name exists; the former one stays in MLflow"),
         "--initialize-from": ("initialize_from", {"metavar": "RUN_ID"}, "start from the weights of this run"),
-        "--inference": ("inference", _FLAG, "refused: says how to play without learning"),
+        "--inference": ("inference", _FLAG, "refused; the message says how to play the champion"),
         "--load": ("load_model", _FLAG, argparse.SUPPRESS),
         "--train": ("train_model", _FLAG, argparse.SUPPRESS),
         "--results-dir": ("results_dir", {}, "without effect: runs are in MLflow"),
@@ -66,7 +66,7 @@ FLAGS: dict[str, dict[str, tuple[str, dict[str, Any], str]]] = {
 def options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments. A flag that is not given is absent from the result."""
     parser.add_argument(
-        "config", nargs="?", metavar="CONFIG.yaml", help="ML-Agents' YAML (default: all options as ML-Agents has them)"
+        "config", nargs="?", metavar="CONFIG.yaml", help="ML-Agents' YAML (default: ML-Agents' defaults)"
     )
     for flags in FLAGS.values():
         for flag, (key, arguments, text) in flags.items():
@@ -74,7 +74,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     for flag in ("--debug", "--torch", "--tensorflow"):
         parser.add_argument(flag, default=argparse.SUPPRESS, help=argparse.SUPPRESS, **_FLAG)
     parser.add_argument(
-        "--ignore-unsupported", help="train without the options that brayx has no counterpart for", **SWITCH
+        "--ignore-unsupported", help="train even if options without a counterpart change what is learned", **SWITCH
     )
     add_set(parser)
     add_tracking(parser)
@@ -113,7 +113,7 @@ def _started(learn: LearnOptions, job: JobConfig, uri: str) -> tuple[JobConfig, 
     """The job, and whether it resumes its trial.
 
     Raises:
-        ConfigError: the name is taken, or there is nothing to resume; or the run is to learn nothing.
+        ConfigError: the name is taken, there is nothing to resume, or ``--inference`` is set.
     """
     from brayx.errors import ConfigError
     from brayx.tracking.finding import newest_runs

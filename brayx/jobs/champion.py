@@ -81,12 +81,12 @@ def register_best(
 
 
 def behaviour_pool(trial: Trial, several: bool) -> str:
-    """Name in the registry of a trial's behaviour: the project's; or with the behaviour's, if the project has learned
-    several.
+    """Name under which a trial's behaviour is registered: the project's, followed by the behaviour's if the project has
+    learned several.
 
     Args:
         trial: the trial.
-        several: its job has.
+        several: whether its job has learned several.
     """
     name = f"{trial.project}-{plain_name(trial.tags().get(BEHAVIOUR_TAG, ''))}"
     champion = None if several else _champion(name, trial.uri)
@@ -95,7 +95,7 @@ def behaviour_pool(trial: Trial, several: bool) -> str:
 
 
 def champions(project: str, uri: str) -> dict[str, PoolEntry]:
-    """The champions of a project that has learned several behaviours, by behaviour; empty: it has not.
+    """The champions of a project that has learned several behaviours, by behaviour; empty if it has not.
 
     Raises:
         TrackingError: the registry could not be read.

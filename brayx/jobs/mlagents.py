@@ -1,4 +1,4 @@
-"""The options of `mlagents-learn` (mlagents 1.1.0), and the job of unity.yaml that they come to.
+"""Converts the options of `mlagents-learn` (mlagents 1.1.0) to a job, based on unity.yaml.
 
 `brayx.jobs.mlagents_keys` has the keys of its YAML; this file reads them and makes the job. Knows nothing of a game's
 contract, and starts nothing.
@@ -46,7 +46,7 @@ _TOP = (*SECTIONS, "behaviors", "default_settings", "environment_parameters", "d
 
 @dataclass
 class LearnOptions:
-    """What the options come to.
+    """The job, the bridge and the run that the options ask for.
 
     Attributes:
         project: the file's name, which names the champion.
@@ -54,7 +54,7 @@ class LearnOptions:
         bridge: flags of ``brayx gamecore unity``.
         checkpoints: the run, and what it starts from.
         notes: a line for each key that has no counterpart.
-        refused: a line for each key without which something else is learned.
+        refused: a line for each key without a counterpart that changes what is learned.
     """
 
     project: str
@@ -89,11 +89,11 @@ class LearnOptions:
 
 
 def learn_options(config: str | None, flags: Mapping[str, Mapping[str, Any]]) -> LearnOptions:
-    """Reads the options.
+    """Converts a file and flags.
 
     Args:
         config: path of the YAML; None: all keys have their defaults.
-        flags: values from the command line by section and key; they come before the file's.
+        flags: values from the command line by section and key; they override the file's.
 
     Raises:
         ConfigError: the file cannot be read, or a key or value does not exist.
@@ -139,7 +139,7 @@ class _Translation:
         return made
 
     def _behaviours(self) -> None:
-        """The options of the behaviour that is learned."""
+        """Converts the behaviours, which must all have the same options."""
         default = self._mapping(("default_settings",))
         given = self._mapping(("behaviors",))
         merged: dict[Loc, dict[str, Any]] = {
@@ -164,7 +164,7 @@ class _Translation:
         signals = values.get("reward_signals")
         if signals and "extrinsic" not in signals:
             self._made.refused.append(
-                f"{dotted((*loc, 'reward_signals'))} has no extrinsic: the game's own rewards are learned"
+                f"{dotted((*loc, 'reward_signals'))} has no extrinsic: brayx always learns the game's own rewards"
             )
         job, network = self._made.job, behaviour.network_settings
         job["network.hidden"] = [network.hidden_units] * network.num_layers
@@ -244,7 +244,7 @@ class _Translation:
         return ":".join(map(str, numbers if kind == "constant" else [kind, *numbers]))
 
     def _keys(self, section: BaseModel, loc: Loc) -> None:
-        """What becomes of each key of a section."""
+        """Converts each key of a section by its mark."""
         for name, info in type(section).model_fields.items():
             value, place = getattr(section, name), (*loc, name)
             for mark in info.metadata:
@@ -264,7 +264,7 @@ class _Translation:
         try:
             return model.model_validate(dict(values))
         except ValidationError as error:
-            # Unknown keys first: a key that is missing is often there under another name.
+            # Unknown keys first: a missing key is often misspelt.
             problem = min(error.errors(include_url=False), key=lambda entry: entry["type"] != "extra_forbidden")
             inner: type[BaseModel] = model
             for part in problem["loc"][:-1]:

@@ -1,7 +1,7 @@
 """The keys of ML-Agents' YAML (mlagents 1.1.0), with their defaults, and what becomes of each.
 
-Each section is a model, whose fields are the keys. The mark of a field is `To`, an option of the job or of the bridge,
-or `Lost`. Keys without a mark decide several options together, in `brayx.jobs.mlagents`.
+Each section is a model, whose fields are the keys. A field's mark is `To` (an option of the job or of the bridge) or
+`Lost` (no counterpart). `brayx.jobs.mlagents` converts keys without a mark, which set several options together.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ Schedule = Literal["linear", "constant"]
 
 @dataclass(frozen=True)
 class To:
-    """Mark of a key that is one option.
+    """Mark of a key that sets one option.
 
     Attributes:
         option: dotted path in the job; ``algorithm.`` is the trainer's algorithm, ``--`` begins a flag of the bridge.
-        convert: makes the option's value of the key's; None: the option keeps its default.
+        convert: makes the option's value from the key's; if it returns None, the option keeps its default.
     """
 
     option: str
@@ -34,9 +34,9 @@ class Lost:
     """Mark of a key without a counterpart.
 
     Attributes:
-        instead: what there is instead; empty: the key decides nothing about learning.
-        harmless: values without which the training is the same.
-        refused: the training would learn something else without it, so the user has to agree.
+        instead: what to use or expect instead; empty: the key has no effect on learning.
+        harmless: values that brayx can ignore without a message.
+        refused: ignoring it changes what is learned, so the user has to agree.
     """
 
     instead: str = ""
@@ -248,4 +248,4 @@ SECTIONS: Mapping[str, type[Section]] = {
     "checkpoint_settings": CheckpointKeys,
     "torch_settings": TorchKeys,
 }
-"""The sections whose keys are flags, too."""
+"""The sections whose keys are also flags."""

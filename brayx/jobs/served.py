@@ -1,7 +1,7 @@
-"""The models that a job is served with: their weights, and the job that each was learned by.
+"""The models that a job is served with: their weights, and the job that learned each.
 
-They are the job's model components. If its project has learned several behaviours, each of them stands in place of the
-component that is learned. Knows nothing of doors or sessions.
+These are the job's model components. If its project has learned several behaviours, their models replace the learned
+component. Knows nothing of doors or sessions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ServedModel:
         source: its weights.
         job: the job, with the model's contract if it needs one.
         component: name of the model component.
-        behaviour: the behaviour that it plays; empty: the job has none of several.
+        behaviour: the behaviour that it plays; empty: the project has not learned several.
     """
 
     source: WeightSource
@@ -41,8 +41,8 @@ def served_models(job: JobConfig, uri: str, references: Mapping[str, str]) -> di
     Args:
         job: the job.
         uri: tracking URI.
-        references: registered version of some components, as for `sources_of`. One of the learned component is served
-            alone, without the project's other behaviours.
+        references: registered version of some components, as for `sources_of`. If the learned component is among
+            them, that version is served alone, without the project's other behaviours.
 
     Raises:
         ConfigError: weights are for another contract than the job's, or neither has one.
@@ -53,8 +53,8 @@ def served_models(job: JobConfig, uri: str, references: Mapping[str, str]) -> di
     if job.has_contract and not job.leagues and learned and learned[0] not in references:
         behaviours = champions(job.project, uri)
         if job.contract is not None:
-            own = parse_contract(job.contract).behaviour
-            behaviours = {name: entry for name, entry in behaviours.items() if name == own}
+            wanted = parse_contract(job.contract).behaviour
+            behaviours = {name: entry for name, entry in behaviours.items() if name == wanted}
     if not behaviours:
         sources = sources_of(job, uri, references)
         job = with_contract(job, sources)

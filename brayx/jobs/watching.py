@@ -45,7 +45,7 @@ class Patience:
 
     Args:
         clock: seconds, for tests.
-        by_hand: a person starts the games, and may take any time to mend one: then only gamecores' failures count.
+        by_hand: a person starts the games. Mending one may take any time, so only failures of gamecores count.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, by_hand: bool = False) -> None:

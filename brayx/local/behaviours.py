@@ -1,6 +1,6 @@
 """The behaviours of a job's games, each a model in training: with its own network, learner, replay, trial and champion.
 
-The first one's trial is the job's, and those of the others are its children. A behaviour may first appear while the
+The first one's trial is the job's; the others' trials are its children. A behaviour may first appear while the
 others train: its games' starts are held in the lobby until its first weights act. Knows nothing of doors or progress.
 """
 
@@ -58,7 +58,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         self._pool = ""
         self.factories: dict[str, AgentActorFactory] = {}
         self._make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
-        if clerk.may_resume:  # now, so that the training does not end without those whose games come late
+        if clerk.may_resume:  # before their games come, or the training could end without them
             for contract in map(parse_contract, clerk.call(contracts_of_children)):
                 lobby.expect(contract)
                 self._begin(contract)
@@ -66,13 +66,13 @@ class BehaviourTraining(Trainees[LocalTrainee]):
     def open(
         self, make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
     ) -> AgentActorFactory:
-        """Takes the function that makes the actors of a behaviour's sessions, of its job, model and buffers; returns
-        those of the first behaviour."""
+        """Takes the function that makes the actors of a behaviour's sessions from its job, model and buffers; returns
+        the first behaviour's."""
         self._make_factory = make_factory
         return self._act(self.mains[0])
 
     def newest(self) -> tuple[dict[str, float], dict[str, str]]:
-        """The numbers and notes of all behaviours as of one training."""
+        """The numbers and notes of all behaviours, joined as if they were of one training."""
         recorders = {name: trainee.numbers for name, trainee in list(self.trainees.items())}
         notes: dict[str, str] = {}
         for recorder in recorders.values():
@@ -128,7 +128,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
                 trainee.end("FINISHED" if finished else "KILLED")
 
     def _begin(self, contract: Contract) -> bool:
-        """Makes the learner of a behaviour that has appeared; False: that is not possible, and it is refused."""
+        """Makes the learner of a behaviour that has appeared. Returns False if it cannot be learned and is refused."""
         name = contract.behaviour
         job = self._job.model_copy(update={"contract": contract.as_dict()})
         clerk: Clerk | None = None

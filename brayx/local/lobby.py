@@ -36,8 +36,8 @@ _LOOK_S = 0.25
 _HELD_S = 180.0
 """Deadline for a held start: the job builds the agent and the model, and its learner publishes."""
 _CONNECT_S = 180.0
-"""Deadline for the first start while a gamecore of the job keeps failing. One that runs may wait for a person, as a
-bridge does."""
+"""Deadline for the first start while a gamecore of the job keeps failing. One that runs may be a bridge, which waits
+for a person."""
 _STEADY_S = 60.0
 """A gamecore that has not failed for this long works."""
 _REPEAT_S = 60.0
@@ -53,7 +53,7 @@ class _Behaviour:
     Attributes:
         contract: the contract.
         decided: its starts need no longer wait.
-        refusal: why they are refused; empty: they are not.
+        refusal: why its starts are refused; empty: they are not.
     """
 
     contract: Contract
@@ -138,7 +138,7 @@ class Lobby:
                 raise StartupError(f"no game has sent its contract within {_CONNECT_S:g} s; {self.games}; {last}")
 
     def expect(self, contract: Contract) -> None:
-        """Holds the starts of a behaviour that the job has taken up before its first game comes."""
+        """Holds the starts of a behaviour that a resumed job learns before its first game comes."""
         self.doors.loop.call_soon_threadsafe(self._behaviours.setdefault, contract.behaviour, _Behaviour(contract))
 
     def arrived(self) -> list[Contract]:
@@ -166,7 +166,7 @@ class Lobby:
 
         Args:
             behaviour: its name.
-            refusal: refuses them instead, until one says another contract.
+            refusal: reason to refuse them instead, until a start has another contract; empty: pass them.
         """
         self.doors.loop.call_soon_threadsafe(self._decide, behaviour, refusal)
 
@@ -193,10 +193,10 @@ class Lobby:
             raise ServiceFull("the training ended before its model acted: its screen says why")
 
     def _behaviour(self, start: StepRequest) -> _Behaviour:
-        """The behaviour of a start; a new one if the start says its contract, and the job's actor would not refuse it.
+        """The behaviour of a start; a new one if the start has its contract and the job's actor would accept it.
 
         Raises:
-            BrayxError: the actor would, or the contract does not fit the behaviour's, or cannot be learned here.
+            BrayxError: the actor would refuse it, or the contract does not fit the behaviour's, or cannot be learned.
         """
         document: Any = parse_json(start.body) if start.body else None
         contracts = {name: behaviour.contract for name, behaviour in self._behaviours.items() if not behaviour.refusal}
@@ -225,7 +225,7 @@ class Lobby:
         return behaviour
 
     def _make_actor(self) -> Actor:
-        if self._bound is None:  # of a stateless call, which nothing holds
+        if self._bound is None:  # a stateless call: only starts are held
             raise Overloaded("no game has sent its contract yet: send a start first")
         return self._bound.make_actor()
 

@@ -50,7 +50,7 @@ class HeldPort:
             raise StartupError(f"cannot find out what holds port {port}: {error}", port=port) from error
         deadline = time.monotonic() + _HOLD_TIMEOUT_S
         try:
-            while not self._take(application):  # other processes that check may hold it briefly
+            while not self._take(application):  # another process's check may hold it briefly
                 if time.monotonic() > deadline:
                     raise StartupError(
                         f"native port {port} is taken by the actor {self._holder()!r}: {CHOOSE_OTHERS}",
