@@ -2,7 +2,7 @@
 
     head, at byte 33 the behaviour, then an agent's observation and its action for each decision
 
-Every message has its length before it. What a file holds becomes a contract and steps as a game's would
+Each message follows its length. A file becomes a contract and steps, as a game's messages do
 (`brayx.bridges.unity_wire`). Knows nothing of learning.
 """
 
@@ -33,7 +33,7 @@ class UnityDemo:
     Args:
         file: its path.
 
-    All members raise `ConfigError` with the file and the place if it cannot be read, is cut off, or is none.
+    All members raise `ConfigError` with the file and the place if it cannot be read, is cut off, or is of another kind.
     """
 
     def __init__(self, file: Path) -> None:
@@ -53,7 +53,7 @@ class UnityDemo:
     def steps(self) -> Iterator[tuple[AgentStep, dict[str, Any]]]:
         """What the agent observed at each decision, and its actions by name, unchecked.
 
-        The actions of a step that ended its episode are the last ones again.
+        A step that ended its episode repeats the last actions.
         """
         for number, demonstrated, at in self._demonstrated():
             try:

@@ -89,7 +89,8 @@ def export_layout(
 
     Raises:
         ConfigError: as for `export`; or the model's job has no contract, or the engine cannot express a part of it.
-        ModelNotFound, ModelError, TrackingError: as for `export`. `EngineMismatch`: the file acts otherwise.
+        ModelNotFound, ModelError, TrackingError: as for `export`.
+        EngineMismatch: the file's actions differ from the served ones.
     """
     check_writeable(out)
     uri = tracking_uri(tracking)

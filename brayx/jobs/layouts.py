@@ -4,7 +4,7 @@
     unity    ML-Agents:            obs_0 ..., action_masks, recurrent_in -> continuous_actions, discrete_actions ...
 
 The graph takes the game's own values and gives its own actions: normalisation, masks, bounds and starts are inside, and
-an action is the most probable one, as brayx serves it. `write_layout` compares both before it leaves a file behind.
+an action is the most probable one, as brayx serves it. `write_layout` compares the two before it writes a file.
 Knows nothing of where a model comes from.
 """
 
@@ -350,7 +350,7 @@ def write_layout(
 
     Raises:
         ConfigError: the engine cannot express a part of the contract or the model; or the file cannot be written.
-        ModelError: the model cannot be exported. `EngineMismatch`: the file acts otherwise.
+        ModelError: the model cannot be exported. `EngineMismatch`: its actions differ from the served ones.
     """
     wrapped = LAYOUTS[layout](module, example_args, contract).eval()
     rows = random_rows(contract, 2, np.random.default_rng(0))

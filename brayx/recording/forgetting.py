@@ -1,7 +1,7 @@
 """Removes sessions from a folder of recordings, as the erasure of a player's data requires.
 
-A file that holds such a session is replaced by one with its other sessions; indices forget them, too. The new file is
-complete before the old one is deleted: if this is cut off, run it again. Knows nothing of trials.
+A file that holds such a session is replaced by one with its other sessions; indices no longer name them. The new
+file is complete before the old one is deleted, so an interrupted run can be repeated. Knows nothing of trials.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Forgotten(NamedTuple):
     Attributes:
         sessions, ticks: their numbers.
         files: number of files that held them.
-        began: start of the first of these sessions, in seconds since 1970; infinite: there was none.
+        began: start of the first of these sessions, in seconds since 1970; infinite if there was none.
     """
 
     sessions: int
@@ -84,7 +84,7 @@ def _replace(
 ) -> None:
     """Replaces a chunk by one without the sessions, or deletes it if it has no others."""
     listed = parts.pop(path)
-    # A forgetting that was cut off has written some of them already.
+    # An interrupted run may have written some of them already.
     elsewhere = {(part.episode, part.first) for others in parts.values() for part in others}
     kept = [part for part in listed if not _is_one(part, names) and (part.episode, part.first) not in elsewhere]
     if kept:
@@ -104,7 +104,7 @@ def _replace(
 
 
 def _clean_indices(files: Any, paths: list[str], names: Collection[str]) -> None:
-    """Writes every index that names such sessions again without their chunks, or deletes it."""
+    """Rewrites every index that names such sessions without their chunks; deletes it if none is left."""
     for path in paths:
         if not path.endswith(index.SUFFIX):
             continue

@@ -1,8 +1,8 @@
 """Reads the demonstrations that game engines record: ML-Agents' ``.demo``, and the JSON of Godot's add-on godot_rl.
 
-The add-on writes a list of episodes, ``[observations, actions]``, with one observation more than actions. It has the
-observation ``obs`` alone, and all actions of a step in one list, without their names and kinds. So these are read by
-the job's contract, while a ``.demo`` brings its own. Knows nothing of buffers.
+The add-on writes a list of episodes, ``[observations, actions]``, with one observation more than actions. It has only
+the observation ``obs``, and all actions of a step in one list, without names or kinds. So the job's contract says how
+to read it, while a ``.demo`` has its own. Knows nothing of buffers.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Episode:
         self.obs.append(arrays)
 
     def act(self, actions: Mapping[str, Any]) -> None:
-        """Adds the actions that the last observation was answered with."""
+        """Adds the actions chosen for the last observation."""
         read = {name: values.read(actions[name]) for name, values in self.values.actions.items()}
         self.actions.append(policy_action(self.values.contract, read))
 
