@@ -124,7 +124,13 @@ def contract_of_trial(trial: Trial) -> dict[str, Any] | None:
     return None if newest is None else recorded_contract(newest)
 
 
-def contracts_of_children(trial: Trial) -> list[dict[str, Any]]:
-    """The contracts of a trial's children that have a checkpoint: of the behaviours that its training goes on with."""
+def contracts_of_children(trial: Trial, but: str) -> list[dict[str, Any]]:
+    """The contracts of a trial's children that have a checkpoint: of the behaviours that its training goes on with.
+
+    Args:
+        trial: the trial.
+        but: the behaviour that it learns itself. A child may have this one, too: if the trial was interrupted before
+            its first checkpoint, its first behaviour is that of the next first game.
+    """
     contracts = (contract_of_trial(child) for child in children_of(trial))
-    return [contract for contract in contracts if contract is not None]
+    return [contract for contract in contracts if contract is not None and parse_contract(contract).behaviour != but]

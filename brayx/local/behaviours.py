@@ -59,7 +59,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         self.factories: dict[str, AgentActorFactory] = {}
         self._make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
         if clerk.may_resume:  # before their games come, or the training could end without them
-            for contract in map(parse_contract, clerk.call(contracts_of_children)):
+            for contract in map(parse_contract, clerk.call(contracts_of_children, name)):
                 lobby.expect(contract)
                 self._begin(contract)
 

@@ -67,7 +67,7 @@ def test_a_checkpoint_of_a_job_without_a_contract_has_none(tmp_path: Path) -> No
 
 def test_a_resumed_trial_has_the_behaviours_of_its_children(tmp_path: Path, tracking_db: str) -> None:
     trial = Trial.open("p", "main", tracking_db)
-    assert contracts_of_children(trial) == []
+    assert contracts_of_children(trial, "agent") == []
     contract = {**Contract.parse(SMALL).as_dict(), "behaviour": "runner"}
     other = Trial.open("p", "other", tracking_db)
     for name, parent in (("runner", trial), ("late", trial), ("chaser", other)):
@@ -76,4 +76,5 @@ def test_a_resumed_trial_has_the_behaviours_of_its_children(tmp_path: Path, trac
             folder = tmp_path / name
             folder.mkdir()
             child.save_checkpoint(recorded_in(folder, {**contract, "behaviour": name}), 100)
-    assert contracts_of_children(trial) == [contract]
+    assert contracts_of_children(trial, "agent") == [contract]
+    assert contracts_of_children(trial, "runner") == [], "the trial's first game is of that behaviour now"
