@@ -118,7 +118,9 @@ class ExtrinsicKeys(Section):
     """``reward_signals.extrinsic``."""
 
     gamma: Annotated[float, To("algorithm.gamma")] = 0.99
-    strength: Annotated[float, Lost("rewards are learned as the game gives them", harmless=(1.0,))] = 1.0
+    strength: Annotated[
+        float, Lost("let the game scale its rewards: they are learned as it gives them", refused=True, harmless=(1.0,))
+    ] = 1.0
     network_settings: Annotated[Any, Lost()] = None
 
 

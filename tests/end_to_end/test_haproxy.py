@@ -48,6 +48,7 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]
     (folder / "echo.yaml").write_text(yaml.safe_dump(config))
     url = f"http://127.0.0.1:{http}"
     with serve_run(tuned("serve", "run", "echo.yaml"), folder, lambda: bool(status(url))) as command:
+        command.until(lambda: bool(command.processes("haproxy", "-f")), "HAProxy ran")
         (haproxy, *_) = command.processes("haproxy", "-f")
         words = haproxy.cmdline()
         settings = Path(words[words.index("-f") + 1]).read_text()

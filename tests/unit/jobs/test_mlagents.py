@@ -188,6 +188,12 @@ def test_every_other_key_is_taken_or_named(tmp_path: Path) -> None:
     }
 
 
+def test_rewards_that_would_be_scaled_need_consent(tmp_path: Path) -> None:
+    text = "behaviors: {A: {reward_signals: {extrinsic: {strength: 0.5}}}}"
+    (line,) = read(tmp_path, text).refused
+    assert line.startswith("behaviors.A.reward_signals.extrinsic.strength: ")
+
+
 def test_flags_come_before_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("Ball.x86_64").touch()
