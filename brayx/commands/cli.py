@@ -22,7 +22,7 @@ from brayx.shutdown import end_within, leave, mark
 
 COMMANDS = (
     "demo", "train", "serve", "evaluate", "match", "league", "recordings", "replay", "export", "new", "check",
-    "convert", "trials", "promote", "scale", "console", "doctor", "keys", "completion", "gamecore", "bridge",
+    "convert", "trials", "promote", "scale", "console", "doctor", "load", "keys", "completion", "gamecore", "bridge",
     "ppo", "tune", "visualize", "mlagents-learn",
 )  # fmt: skip
 """The commands in the order of the help, each the name of its file with hyphens for underscores."""

@@ -84,6 +84,7 @@ NOT_RUN = {
     "needs Ray; tests/integration/test_shards.py does the same",
     "needs Ray and Serve; tests/integration/test_remote_model.py does the same",
     "needs Kubernetes; tests/unit/docker renders and checks every overlay",
+    "needs a service; tests/unit/gamecore/test_load.py does the same",
     "needs a service to test; tests/unit/actor/doors/test_asgi.py does the same",
     "needs a trained champion in ./mlflow.db",
     "one line of a live display",
