@@ -74,7 +74,7 @@ def native(
         until(lambda: not made.websockets._state.tasks, "that WebSocket connections are closed")
         for door in (made.http, made.tcp):
             run(door.close())
-        run(made.table.close())
+        run(made.table.close(timeout_s=0.1))  # actors may still be slow
     finally:
         loop.call_soon_threadsafe(loop.stop)
         thread.join(WAIT_S)
