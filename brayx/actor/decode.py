@@ -17,6 +17,8 @@ import numpy as np
 import brayx.actions as actions
 from brayx.errors import ModelError
 
+_MAX_LOG_STD = 88.0
+"""Beyond it float32 has no deviation."""
 _SHORT = 32
 """Maximum number of categories of a head, or of numbers, that Python computes faster than NumPy."""
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
@@ -54,6 +56,8 @@ def sample_action(
     if mean is None:
         return np.array(choices if logits is not heads[0] else choices[0]), total
     means, log_stds = mean.tolist(), policy["log_std"].tolist()
+    if any(not abs(log_std) < _MAX_LOG_STD for log_std in log_stds):
+        raise ModelError(f"log_std {log_stds} allows no action: the model has diverged")
     drawn = means if greedy else [m + math.exp(s) * rng.standard_normal() for m, s in zip(means, log_stds, strict=True)]
     action = np.array([*choices, *drawn], np.float32)
     numbers = action[len(choices) :].tolist()  # rounded to float32, as the learner sees them

@@ -130,7 +130,10 @@ class BehaviourTraining(Trainees[LocalTrainee]):
     def _begin(self, contract: Contract) -> bool:
         """Makes the learner of a behaviour that has appeared. Returns False if it cannot be learned and is refused."""
         name = contract.behaviour
-        job = self._job.model_copy(update={"contract": contract.as_dict()})
+        trainers = {  # initial weights are those of the first behaviour
+            key: trainer.model_copy(update={"initial_weights": None}) for key, trainer in self._job.trainers.items()
+        }
+        job = self._job.model_copy(update={"contract": contract.as_dict(), "trainers": trainers})
         clerk: Clerk | None = None
         try:
             if plain_name(name) in map(plain_name, self.trainees):

@@ -88,3 +88,10 @@ def test_numbers_are_drawn_from_their_distribution() -> None:
 def test_outputs_of_no_policy_are_refused() -> None:
     with pytest.raises(ModelError):
         sample_action({}, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("log_std", [800.0, -800.0, math.nan, math.inf])
+def test_a_deviation_that_no_number_has_is_the_model_s_fault(log_std: float) -> None:
+    policy = {"mean": np.zeros(2, np.float32), "log_std": np.array([0.0, log_std], np.float32)}
+    with pytest.raises(ModelError, match="log_std"):
+        sample_action(policy, np.random.default_rng(0))
