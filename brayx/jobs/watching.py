@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FIRST_STEP_TIMEOUT_S = 20.0
 NEXT_STEP_TIMEOUT_S = 180.0
 """Longest time with errors and no env steps. After the first step it is longer, since a replica may be restarting."""
+IDLE_S = 600.0
+"""Time after which a behaviour that no game plays ends, once another one has all its steps."""
 _HINT_S = 60.0
 """Time without an update after which a line explains what the learner waits for."""
 STALLED_TIMEOUT_S = 600.0
@@ -125,6 +127,26 @@ class Silence:
         )
         waited = f"no request has come to the door for {self._clock() - self._since:.0f} s"
         return f"{waited}: {why} `brayx doctor URL` tries the door"
+
+
+class Idle:
+    """Finds behaviours that no game plays any more: misspelt ones, or those of a game that is gone.
+
+    Args:
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: dict[str, tuple[float, float]] = {}
+
+    def names(self, played: Mapping[str, float]) -> list[str]:
+        """Those whose count of what was played has not changed for `IDLE_S`, or since they first came."""
+        now = self._clock()
+        for name, count in played.items():
+            if name not in self._last or self._last[name][0] != count:
+                self._last[name] = count, now
+        return [name for name in played if now - self._last[name][1] > IDLE_S]
 
 
 class Absence(Silence):

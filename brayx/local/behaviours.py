@@ -20,6 +20,7 @@ from brayx.jobs.recorded import contract_of_trial, contracts_of_children, with_r
 from brayx.jobs.result import promote
 from brayx.jobs.trainee import Trainees
 from brayx.jobs.training import READY_TIMEOUT_S
+from brayx.jobs.watching import IDLE_S, Idle
 from brayx.local.trainee import LocalTrainee
 from brayx.metrics.totals import joined
 from brayx.replay.buffer import NullBuffer
@@ -55,6 +56,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         self._buffers: dict[str, dict[str, Any]] = {}
         self._starting: dict[str, float] = {}
         """Deadline of the first weights of each behaviour whose starts are still held."""
+        self._idle, self._ended = Idle(), set[str]()
         self._pool = ""
         self.factories: dict[str, AgentActorFactory] = {}
         self._make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
@@ -93,6 +95,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
                 self._admit(name, trainee)
             elif not trainee.learner.running:
                 self._complete(name, trainee)
+        self._end_idle()
 
     def is_over(self, no_more: bool) -> bool:
         """See `Trainees.is_over`."""
@@ -197,7 +200,26 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         buffers = self._buffers[name]
         if self.running and not all(isinstance(buffer, NullBuffer) for buffer in buffers.values()):
             buffers.update(dict.fromkeys(buffers, NullBuffer()))
-            self._say(f"behaviour {name!r} has all its steps: it plays on while others learn")
+            if name not in self._ended:
+                self._say(f"behaviour {name!r} has all its steps: it plays on while others learn")
+
+    def _end_idle(self) -> None:
+        """Ends the learners of behaviours that no game plays, once another one has all its steps: they alone would
+        keep the training from its end."""
+        running = [name for name, trainee in self.trainees.items() if trainee.learner.running]
+        learning = [name for name in running if name not in self._starting and name not in self._ended]
+        sums = {name: self.trainees[name].numbers.snapshot() for name in learning}
+        # Not ticks: the first behaviour's numbers have those of all sessions.
+        idle = self._idle.names(
+            {name: counts.get("env_steps", 0.0) + counts.get("games", 0.0) for name, counts in sums.items()}
+        )
+        for name in idle if len(running) < len(self.trainees) else []:
+            self._ended.add(name)
+            self._say(
+                f"behaviour {name!r} ends without all its steps: no game has played it for {IDLE_S:g} s, "
+                "and another behaviour has all its own"
+            )
+            self.trainees[name].learner.stop()
 
     def _refuse(self, name: str, error: BrayxError, clerk: Clerk | None) -> None:
         """Refuses the starts of a behaviour that cannot be learned; the others go on."""

@@ -13,8 +13,10 @@ from brayx.jobs.gamecores import Gamecores
 from brayx.jobs.progress import Progress
 from brayx.jobs.watching import (
     FIRST_STEP_TIMEOUT_S,
+    IDLE_S,
     NEXT_STEP_TIMEOUT_S,
     STALLED_TIMEOUT_S,
+    Idle,
     Losses,
     Pace,
     Patience,
@@ -355,3 +357,16 @@ class Hanging:
 def test_a_learner_that_does_not_end_after_its_stream_is_given_up():
     with pytest.raises(DeadlineExceeded, match=r"600 s .*; it has published weights"):
         last_of(Hanging())
+
+
+def test_a_behaviour_is_idle_once_nothing_more_was_played() -> None:
+    clock = Clock()
+    idle = Idle(clock)
+    assert idle.names({"runner": 10.0, "boss": 0.0}) == []
+    clock.now = IDLE_S
+    assert idle.names({"runner": 11.0, "boss": 0.0, "late": 0.0}) == []
+    clock.now += 1
+    assert idle.names({"runner": 11.0, "boss": 0.0, "late": 0.0}) == ["boss"]
+    assert idle.names({"runner": 11.0, "boss": 1.0, "late": 0.0}) == []
+    clock.now += IDLE_S
+    assert idle.names({"runner": 12.0, "late": 0.0}) == ["late"]
