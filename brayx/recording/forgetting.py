@@ -18,7 +18,7 @@ from brayx.recording.columns import concatenated
 from brayx.recording.config import is_named
 from brayx.recording.index import SessionPart, part_at
 from brayx.recording.reader import Recordings
-from brayx.recording.writer import SUFFIX, Folder, video_of
+from brayx.recording.writer import SUFFIX, UNFINISHED, VIDEO, Folder, video_of
 
 _NO_LIMIT = 2**62
 
@@ -48,7 +48,8 @@ def forget(address: str, names: Collection[str]) -> Forgotten:
         names: ids of sessions, which may have ``*``, or games.
 
     Raises:
-        BadRecording: there is no such folder, or a file cannot be read, so that it may hold such a session.
+        BadRecording: there is no such folder; or a file cannot be read, or is not finished, so that it may hold such a
+            session. Nothing is removed then.
         OSError: a file cannot be written.
     """
     files, path = files_of(address)
@@ -56,6 +57,12 @@ def forget(address: str, names: Collection[str]) -> Forgotten:
         raise BadRecording(f"there is no folder of recordings at {address}", file=address)
     recordings = reader.open(address)
     paths = sorted(str(entry["name"]) for entry in files.ls(path, detail=True))
+    if unfinished := [path for path in paths if _is_unfinished(path, paths)]:
+        raise BadRecording(
+            "nothing is removed, since files that may hold such sessions are not finished: "
+            f"{', '.join(unfinished)}; try again after their writer, or delete them if it was killed",
+            files=unfinished,
+        )
     try:
         parts = {chunk: _parts(recordings.chunk(chunk)) for chunk in paths if _is_chunk(chunk)}
     except BadRecording as error:
@@ -125,6 +132,13 @@ def _clean_indices(files: Any, paths: list[str], names: Collection[str]) -> None
 def _is_chunk(path: str) -> bool:
     name = PurePosixPath(path).name
     return name.endswith(SUFFIX) and not name.startswith(".")
+
+
+def _is_unfinished(path: str, paths: Collection[str]) -> bool:
+    """Whether a writer is not done with a file, or was killed: a video comes before its chunk."""
+    if PurePosixPath(path).name.startswith(UNFINISHED):
+        return True
+    return path.endswith(VIDEO) and path.removesuffix(VIDEO) + SUFFIX not in paths
 
 
 def _parts(chunk: Chunk) -> list[SessionPart]:

@@ -25,7 +25,7 @@ SUFFIX = ".parquet"
 VIDEO = ".mp4"
 """Suffix of a chunk's video, whose frame i belongs to row i."""
 _VIDEO_NAME = re.compile(r"\d{8}T\d{6}-[0-9a-f]{8}-\d{6,}\.mp4")
-_UNFINISHED = ".unfinished-"
+UNFINISHED = ".unfinished-"
 _ABANDONED_S = 3600.0
 _LIST_S = 60.0
 
@@ -75,16 +75,16 @@ class Folder:
         name = f"{stamp}-{self._writer}-{self._written:06d}{SUFFIX}"
         video = video_of(name)
         try:
-            with self._files.open(self._at(f"{_UNFINISHED}{name}"), "wb") as file:
+            with self._files.open(self._at(f"{UNFINISHED}{name}"), "wb") as file:
                 row_groups, names = write_chunk(file, parts, columns, self._fps)
-            size = whole = int(self._files.size(self._at(f"{_UNFINISHED}{name}")))
+            size = whole = int(self._files.size(self._at(f"{UNFINISHED}{name}")))
             if any(frame is not None for frame in columns.frames):
                 self._has_videos = True
-                whole += self._write_video(f"{_UNFINISHED}{video}", columns.frames)
-                self._files.mv(self._at(f"{_UNFINISHED}{video}"), self._at(video))
-            self._files.mv(self._at(f"{_UNFINISHED}{name}"), self._at(name))  # last, since readers look for this file
+                whole += self._write_video(f"{UNFINISHED}{video}", columns.frames)
+                self._files.mv(self._at(f"{UNFINISHED}{video}"), self._at(video))
+            self._files.mv(self._at(f"{UNFINISHED}{name}"), self._at(name))  # last, since readers look for this file
         except BaseException:
-            for path in (f"{_UNFINISHED}{name}", f"{_UNFINISHED}{video}", name, video):
+            for path in (f"{UNFINISHED}{name}", f"{UNFINISHED}{video}", name, video):
                 if self._files.exists(self._at(path)):
                     self._files.rm(self._at(path))
             raise
@@ -110,9 +110,9 @@ class Folder:
             return
         name = list(entries)[-1].removesuffix(SUFFIX) + index.SUFFIX
         try:
-            with self._files.open(self._at(f"{_UNFINISHED}{name}"), "wb") as file:
+            with self._files.open(self._at(f"{UNFINISHED}{name}"), "wb") as file:
                 file.write(index.written(entries))
-            self._files.mv(self._at(f"{_UNFINISHED}{name}"), self._at(name))
+            self._files.mv(self._at(f"{UNFINISHED}{name}"), self._at(name))
         except Exception as error:
             logger.warning("the index of %d files of recordings is not written: %s", len(entries), error)
 
@@ -156,7 +156,7 @@ class Folder:
         self._indices = []
         for entry in self._files.ls(self._path, detail=True, refresh=True):
             name = PurePosixPath(entry["name"]).name
-            if name.startswith(_UNFINISHED):
+            if name.startswith(UNFINISHED):
                 if time.time() - _modified(entry) > _ABANDONED_S:
                     self._delete(entry["name"])
             elif name.endswith(SUFFIX):

@@ -97,6 +97,17 @@ def test_nothing_is_removed_if_a_file_cannot_be_read(folder: Path) -> None:
         forget(str(folder / "none"), ["red"])
 
 
+@pytest.mark.parametrize("name", [".unfinished-a.parquet", ".unfinished-a.mp4", "20261127T175729-564cfb19-000009.mp4"])
+def test_nothing_is_removed_while_a_file_is_not_finished(folder: Path, name: str) -> None:
+    (folder / name).write_bytes(b"half of it")
+    before = sorted(file.name for file in folder.iterdir())
+    with pytest.raises(BadRecording) as refused:
+        forget(str(folder), ["red"])
+    (left,) = refused.value.details["files"]
+    assert left.endswith(name)
+    assert sorted(file.name for file in folder.iterdir()) == before
+
+
 def test_the_command_reaches_folders_and_trials(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
