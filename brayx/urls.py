@@ -21,6 +21,12 @@ def sqlite_path(url: str) -> Path | None:
     return Path(unquote(url.removeprefix(SQLITE).partition("?")[0])) if url.startswith(SQLITE) else None
 
 
+def missing_database(url: str) -> Path | None:
+    """The database file of SQLAlchemy's URL if it does not exist yet; None: it does, or the URL is not for SQLite."""
+    path = sqlite_path(url)
+    return None if path is None or path.exists() else path
+
+
 def read_only_url(path: str | os.PathLike[str]) -> str:
     """The URL that `sqlite3.connect` takes with ``uri=True``, to open a file only for reading."""
     return f"{Path(path).absolute().as_uri()}?mode=ro"

@@ -167,13 +167,12 @@ def _forget(arguments: argparse.Namespace) -> int:
     from brayx.recording import forgetting, trials
     from brayx.tracking import tracking_uri
     from brayx.tracking.registry import registered_models
-    from brayx.urls import sqlite_path
+    from brayx.urls import missing_database
 
     names, uri = arguments.session, tracking_uri(arguments.tracking)
     removed = {folder: forgetting.forget(folder, names) for folder in arguments.folders}
     left: list[str] = []
-    database = sqlite_path(uri)
-    if database is None or database.exists():
+    if (database := missing_database(uri)) is None:
         of_trials, left = trials.forget(names, uri)
         removed |= of_trials
     else:

@@ -17,7 +17,7 @@ from brayx.tracking import Trial
 from brayx.tracking.finding import newest_runs
 from brayx.tracking.store import client_of, get_or_none, telling
 from brayx.tracking.trial import PARENT_TAG
-from brayx.urls import sqlite_path
+from brayx.urls import missing_database
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -40,7 +40,7 @@ def newest_league(uri: str, project: str = "", trial: str = "", *, model: str = 
         ConfigError: there is none; the message says where leagues were looked for, what is there, and what to do.
         TrackingError: the store cannot be read.
     """
-    if (path := sqlite_path(uri)) is not None and not path.exists():
+    if (path := missing_database(uri)) is not None:
         raise ConfigError(
             f"no league: there is no MLflow database {path}. Run the command in the folder where `brayx train` ran, or "
             f"name its database with --tracking",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from brayx.errors import ConfigError
 from brayx.tracking.store import client_of, telling
 from brayx.tracking.trial import PARENT_TAG, Trial
-from brayx.urls import sqlite_path
+from brayx.urls import missing_database
 
 if TYPE_CHECKING:
     from mlflow.entities import Run
@@ -28,8 +28,7 @@ def find_trial(reference: str, uri: str) -> Trial:
         ConfigError: there is none.
         TrackingError: the store could not be read.
     """
-    path = sqlite_path(uri)
-    if path is not None and not path.exists():
+    if (path := missing_database(uri)) is not None:
         raise ConfigError(f"no trial {reference!r}: there is no MLflow database {path}", trial=reference)
     with telling(f"cannot look for trial {reference!r} in {uri}"):
         client = client_of(uri)
@@ -80,8 +79,7 @@ def newest_runs(uri: str, project: str = "") -> tuple[dict[str, str], list[Run]]
         ConfigError: the store or the project does not exist.
         TrackingError: the store could not be read.
     """
-    path = sqlite_path(uri)
-    if path is not None and not path.exists():
+    if (path := missing_database(uri)) is not None:
         raise ConfigError(
             f"there is no MLflow database {path}: run this where `brayx train` ran, or name another with --tracking",
             file=str(path),

@@ -20,7 +20,7 @@ from brayx.tracking.artifacts import files_at, local_folder
 from brayx.tracking.lineage import LINEAGE_TAG, origins_in
 from brayx.tracking.store import client_of, get_or_none, telling
 from brayx.tracking.trial import Checkpoint, Trial
-from brayx.urls import sqlite_path
+from brayx.urls import missing_database
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
@@ -178,8 +178,7 @@ def find(reference: str, uri: str) -> PoolEntry:
     if match is None:
         raise ConfigError(f"model is {reference!r}, expected models:/name@alias, models:/name/version or models:/name")
     name, alias, number = match["name"], match["alias"], match["version"]
-    path = sqlite_path(uri)
-    if path is not None and not path.exists():
+    if (path := missing_database(uri)) is not None:
         raise ModelNotFound(f"no model {name!r}: there is no MLflow database {path}; {_ADVICE}", reference=reference)
     with telling(f"cannot read the model registry of {uri}"):
         client = client_of(uri)
@@ -221,8 +220,7 @@ def aliases(name: str, uri: str) -> dict[str, int]:
     Raises:
         TrackingError: the registry could not be read.
     """
-    path = sqlite_path(uri)
-    if path is not None and not path.exists():
+    if missing_database(uri) is not None:
         return {}
     with telling(f"cannot read the model registry of {uri}"):
         model = get_or_none(client_of(uri).get_registered_model, name)
@@ -235,8 +233,7 @@ def aliased(prefix: str, alias: str, uri: str) -> list[PoolEntry]:
     Raises:
         TrackingError: the registry could not be read.
     """
-    path = sqlite_path(uri)
-    if path is not None and not path.exists():
+    if missing_database(uri) is not None:
         return []
     with telling(f"cannot read the model registry of {uri}"):
         client = client_of(uri)
@@ -335,8 +332,7 @@ def registered_models(uri: str) -> list[PoolModel]:
     Raises:
         TrackingError: the registry could not be read.
     """
-    path = sqlite_path(uri)
-    if path is not None and not path.exists():
+    if missing_database(uri) is not None:
         return []
     with telling(f"cannot read the model registry of {uri}"):
         client = client_of(uri)

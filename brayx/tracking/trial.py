@@ -24,7 +24,7 @@ from brayx.names import escape_of, shortened, unescaped
 from brayx.temporary import temporary_folder
 from brayx.tracking.owner import OWNER_TAG, owner_of, pid_here, refuse_if_owned
 from brayx.tracking.store import client_of, get_or_none, telling
-from brayx.urls import sqlite_path
+from brayx.urls import missing_database, sqlite_path
 
 if TYPE_CHECKING:
     import numpy as np
@@ -156,8 +156,7 @@ class Trial:
             TrialNotFound: there is none.
             TrackingError: the store could not be read.
         """
-        path = sqlite_path(uri)
-        if path is not None and not path.exists():
+        if (path := missing_database(uri)) is not None:
             raise TrialNotFound(f"no trial {run_id[:80]!r}: there is no MLflow database {path}", trial=run_id[:80])
         with telling(f"cannot read trial {run_id[:80]!r} of {uri}"):
             run = get_or_none(client_of(uri).get_run, run_id)
