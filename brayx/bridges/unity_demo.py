@@ -8,12 +8,14 @@ Each message follows its length. A file becomes a contract and steps, as a game'
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError, Message
+from google.protobuf.proto import parse_length_prefixed
 
 from brayx.bridges.engine import AgentStep
 from brayx.bridges.unity_wire import BRANCH, CONTINUOUS, UnityBehaviour
@@ -22,7 +24,6 @@ from brayx.errors import BadBody, ConfigError
 
 _BEHAVIOUR_AT = 33
 _VERSIONS = (0, 1)
-_MAX_LENGTH_BYTES = 5
 
 _Sent = TypeVar("_Sent", bound=Message)
 
@@ -99,23 +100,15 @@ class UnityDemo:
 
     def _message(self, kind: type[_Sent], at: int) -> tuple[_Sent, int]:
         """The message at a byte, and where it ends."""
-        length = shift = 0
-        first = at
-        while True:
-            byte = self._data[first : first + 1]
-            if not byte or shift == 7 * _MAX_LENGTH_BYTES:
-                raise self._error(at, "the file is cut off" if not byte else "a length has too many bytes")
-            length |= (byte[0] & 0x7F) << shift
-            first, shift = first + 1, shift + 7
-            if byte[0] < 0x80:
-                break
-        end = first + length
-        if end > len(self._data):
-            raise self._error(at, f"a message of {length} bytes is cut off: {len(self._data) - first} are there")
+        source = io.BytesIO(self._data)
+        source.seek(at)
         try:
-            return kind.FromString(self._data[first:end]), end
-        except DecodeError:
-            raise self._error(at, f"this is no message of ML-Agents: {self._data[first:end][:20]!r}") from None
+            message = parse_length_prefixed(kind, source)
+        except (DecodeError, ValueError, OverflowError, OSError, EOFError) as error:
+            raise self._error(at, f"this is no whole message of ML-Agents: {error}") from None
+        if message is None:
+            raise self._error(at, "the file is cut off")
+        return message, source.tell()
 
     def _error(self, at: int, why: str) -> ConfigError:
         return ConfigError(f"{self._file}: at byte {at}: {why}", path=str(self._file), byte=at)
