@@ -101,9 +101,8 @@ class Builds:
                 if now >= build.times.restart_at:
                     self._start(build)
             elif (status := build.process.poll()) is not None:
-                systems.signal_group(
-                    build.process, systems.KILL
-                )  # its children must not keep the port of its successor
+                # Its children must not keep the port of its successor.
+                systems.signal_group(build.process, systems.KILL)
                 self._guard.forget(build.process)
                 build.process = None
                 lived_s = build.times.ended(now)

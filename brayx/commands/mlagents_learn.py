@@ -138,7 +138,5 @@ def _started(learn: LearnOptions, job: JobConfig, uri: str) -> tuple[JobConfig, 
         )
     if given.resume and runs[0].info.status == "FINISHED":
         say(f"brayx: run {name!r} is finished: a new one of that name starts from its weights")
-        weights = {"initial_weights": f"runs:/{runs[0].info.run_id}"}
-        trainers = {key: trainer.model_copy(update=weights) for key, trainer in job.trainers.items()}
-        return job.model_copy(update={"trainers": trainers}), False
+        return job.with_initial_weights(f"runs:/{runs[0].info.run_id}"), False
     return job, given.resume

@@ -205,6 +205,13 @@ class JobConfig(BaseModel):
         """The same job in another mode."""
         return self.model_copy(update={"mode": mode})
 
+    def with_initial_weights(self, reference: str | None) -> JobConfig:
+        """The same job, whose learner starts from the weights of ``reference``; None: from new ones."""
+        trainers = {
+            name: trainer.model_copy(update={"initial_weights": reference}) for name, trainer in self.trainers.items()
+        }
+        return self.model_copy(update={"trainers": trainers})
+
 
 _GROUPS = {kind: f"{kind}s" for kind in KINDS}
 TOP_OPTIONS = (
@@ -252,18 +259,20 @@ def job_of(job: JobConfig, league: str, player: str) -> JobConfig:
         return job
     plain = job.trainers[name].model_dump(mode="json", by_alias=True)
     try:
-        trainer = type(job.trainers[name]).model_validate(_merged(plain, options), context={"folder": job.folder})
+        trainer = type(job.trainers[name]).model_validate(
+            merged_options(plain, options), context={"folder": job.folder}
+        )
     except ValueError as error:
         raise ConfigError(f"{league}.players.{player}.trainer: {error}") from None
     return job.model_copy(update={"trainers": {name: trainer}})
 
 
-def _merged(plain: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
+def merged_options(plain: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
     """Options, overridden by those of ``overriding``, mapping by mapping."""
     merged = dict(plain)
     for key, value in overriding.items():
         before = merged.get(key)
-        merged[key] = _merged(before, value) if isinstance(value, dict) and isinstance(before, dict) else value
+        merged[key] = merged_options(before, value) if isinstance(value, dict) and isinstance(before, dict) else value
     return merged
 
 

@@ -19,7 +19,7 @@ from pydantic import BaseModel, ValidationError
 
 from brayx.bridges.unity_settings import GameSettings
 from brayx.errors import ConfigError
-from brayx.jobs.config import JobConfig
+from brayx.jobs.config import JobConfig, merged_options
 from brayx.jobs.document import JobFile, Loc, dotted, nearest, nearest_file, short
 from brayx.jobs.mlagents_keys import (
     SECTIONS,
@@ -143,10 +143,12 @@ class _Translation:
         default = self._mapping(("default_settings",))
         given = self._mapping(("behaviors",))
         merged: dict[Loc, dict[str, Any]] = {
-            ("behaviors", name): _merged(default, self._mapping(("behaviors", name))) for name in given
+            ("behaviors", name): merged_options(default, self._mapping(("behaviors", name))) for name in given
         }
         (first, values), *others = (merged or {("default_settings",): default}).items()
-        self._behaviour(_merged(values, {"network_settings": dict(self._flags.get("network_settings", {}))}), first)
+        self._behaviour(
+            merged_options(values, {"network_settings": dict(self._flags.get("network_settings", {}))}), first
+        )
         for loc, other in others:
             differing = sorted(key for key in {*values, *other} if values.get(key) != other.get(key))
             if differing:
@@ -289,14 +291,6 @@ class _Translation:
 
     def _error(self, loc: Loc, problem: str) -> ConfigError:
         return ConfigError(f"{self._document.where(loc)}: {dotted(loc)}: {problem}", key=dotted(loc))
-
-
-def _merged(default: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
-    merged = dict(default)
-    for key, value in overriding.items():
-        before = merged.get(key)
-        merged[key] = _merged(before, value) if isinstance(before, dict) and isinstance(value, dict) else value
-    return merged
 
 
 def _build(path: str) -> str:

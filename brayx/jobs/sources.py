@@ -198,7 +198,9 @@ def _again(build: Callable[[], Any], first: list[Any], number: int, env: ActionS
 
 def _needs_contract(source: SourceConfig) -> bool:
     """Whether the files are read by the job's contract, which the first game may say."""
-    return source.format == "godot" or (source.format is None and Path(source.path or "").suffix == ".json")
+    from brayx.replay.files import format_by_name
+
+    return (source.format or format_by_name(source.path or "")) == "godot"
 
 
 def _dataset(source: SourceConfig, job: JobConfig) -> Dataset:

@@ -133,10 +133,8 @@ class BehaviourTraining(Trainees[LocalTrainee]):
     def _begin(self, contract: Contract) -> bool:
         """Makes the learner of a behaviour that has appeared. Returns False if it cannot be learned and is refused."""
         name = contract.behaviour
-        trainers = {  # initial weights are those of the first behaviour
-            key: trainer.model_copy(update={"initial_weights": None}) for key, trainer in self._job.trainers.items()
-        }
-        job = self._job.model_copy(update={"contract": contract.as_dict(), "trainers": trainers})
+        job = self._job.with_initial_weights(None)  # which are the first behaviour's
+        job = job.model_copy(update={"contract": contract.as_dict()})
         clerk: Clerk | None = None
         try:
             if plain_name(name) in map(plain_name, self.trainees):
@@ -207,13 +205,15 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         """Ends the learners of behaviours that no game plays, once another one has all its steps: they alone would
         keep the training from its end."""
         running = [name for name, trainee in self.trainees.items() if trainee.learner.running]
+        if len(running) == len(self.trainees):
+            return
         learning = [name for name in running if name not in self._starting and name not in self._ended]
         sums = {name: self.trainees[name].numbers.snapshot() for name in learning}
         # Not ticks: the first behaviour's numbers have those of all sessions.
         idle = self._idle.names(
             {name: counts.get("env_steps", 0.0) + counts.get("games", 0.0) for name, counts in sums.items()}
         )
-        for name in idle if len(running) < len(self.trainees) else []:
+        for name in idle:
             self._ended.add(name)
             self._say(
                 f"behaviour {name!r} ends without all its steps: no game has played it for {IDLE_S:g} s, "

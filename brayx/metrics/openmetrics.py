@@ -17,7 +17,6 @@ from brayx.metrics import Drained, Recorder
 from brayx.metrics.prometheus import Declared, Fold, MetricUpdate, Type, clean
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-_PREFIX = "ray_"
 _Labels = tuple[tuple[str, str], ...]
 
 
@@ -58,7 +57,7 @@ class OpenMetrics:
             for declared, histograms in self._histograms.items():
                 lines += _head(declared)
                 for labels, histogram in histograms.items():
-                    lines += histogram.lines(f"{_PREFIX}{declared.name}", labels)
+                    lines += histogram.lines(declared.series, labels)
         return "\n".join((*lines, "# EOF\n"))
 
     def _add(self, part: Drained) -> None:
@@ -93,21 +92,22 @@ class _Histogram:
         self._sum += value * count
         self._is_signed |= value < 0
 
-    def lines(self, name: str, labels: _Labels) -> list[str]:
+    def lines(self, series: tuple[str, ...], labels: _Labels) -> list[str]:
         """The series of this histogram; OpenMetrics allows no sum, hence no count, if values may be below zero."""
+        bucket, total, number = series
         counts = list(accumulate(self._counts))
         lines = [
-            f"{name}_bucket{_braces((*labels, ('le', '+Inf' if math.isinf(bound) else repr(bound))))} {count}"
+            f"{bucket}{_braces((*labels, ('le', '+Inf' if math.isinf(bound) else repr(bound))))} {count}"
             for bound, count in zip(self._bounds, counts, strict=True)
         ]
         if not self._is_signed:
-            lines.append(f"{name}_count{_braces(labels)} {counts[-1]}")
-            lines.append(f"{name}_sum{_braces(labels)} {self._sum!r}")
+            lines.append(f"{number}{_braces(labels)} {counts[-1]}")
+            lines.append(f"{total}{_braces(labels)} {self._sum!r}")
         return lines
 
 
 def _head(declared: Declared) -> list[str]:
-    name = f"{_PREFIX}{declared.name}"
+    name = declared.family
     return [f"# HELP {name} {_escaped(declared.help)}", f"# TYPE {name} {declared.type}"]
 
 

@@ -48,14 +48,18 @@ class Declared:
     bounds: tuple[float, ...] = ()
 
     @property
+    def family(self) -> str:
+        """Its name as Ray's endpoint shows it."""
+        return f"ray_{self.name}"
+
+    @property
     def series(self) -> tuple[str, ...]:
         """Names of its series as Ray's endpoint shows them."""
-        name = f"ray_{self.name}"
         if self.type is Type.COUNTER:
-            return (f"{name}_total",)
+            return (f"{self.family}_total",)
         if self.type is Type.GAUGE:
-            return (name,)
-        return (f"{name}_bucket", f"{name}_sum", f"{name}_count")
+            return (self.family,)
+        return (f"{self.family}_bucket", f"{self.family}_sum", f"{self.family}_count")
 
 
 @dataclass(frozen=True)
