@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,10 +13,9 @@ from brayx.jobs.checks import check_job
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contracts import built, contract_lines
 from brayx.jobs.recorded import contract_to_resume, with_resumed_contract
-from brayx.jobs.shipped import TEMPLATES
 from brayx.tracking import Trial
+from tests.unit.jobs.contracts import SMALL, job, recorded_in
 
-GAME = TEMPLATES / "game.yaml"
 CONTRACT = {
     "contract": 1,
     "observations": {
@@ -33,20 +31,6 @@ CONTRACT = {
         "fire": {"kind": "continuous"},
     },
 }
-SMALL = {
-    "contract": 1,
-    "observations": {"speed": {"shape": [2]}},
-    "actions": {"dash": {"kind": "discrete", "size": 2}},
-}
-
-
-def job(*overrides: str) -> JobConfig:
-    return JobConfig.load(GAME, overrides)
-
-
-def recorded_in(folder: Path, contract: Any) -> Path:
-    (folder / "meta.json").write_text(json.dumps({"job": {"project": "game", "contract": contract}}))
-    return folder
 
 
 @pytest.mark.parametrize("text", [json.dumps(SMALL), "contract: 1\nobservations: {speed: {shape: [2]}}\nactions:\n"

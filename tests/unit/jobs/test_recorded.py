@@ -4,35 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from brayx.errors import ConfigError
 from brayx.gamecore.contract import Contract
-from brayx.jobs.config import JobConfig
 from brayx.jobs.recorded import contracts_of_children, recorded_contract, with_contract, with_resumed_contract
-from brayx.jobs.shipped import TEMPLATES
 from brayx.model.arms import WeightSource
 from brayx.tracking import Trial
-
-GAME = TEMPLATES / "game.yaml"
-
-
-SMALL = {
-    "contract": 1,
-    "observations": {"speed": {"shape": [2]}},
-    "actions": {"dash": {"kind": "discrete", "size": 2}},
-}
-
-
-def job(*overrides: str) -> JobConfig:
-    return JobConfig.load(GAME, overrides)
-
-
-def recorded_in(folder: Path, contract: Any) -> Path:
-    (folder / "meta.json").write_text(json.dumps({"job": {"project": "game", "contract": contract}}))
-    return folder
+from tests.unit.jobs.contracts import SMALL, job, recorded_in
 
 
 def test_a_served_job_has_the_contract_of_its_weights(tmp_path: Path) -> None:

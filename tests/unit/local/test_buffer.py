@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 
-import numpy as np
 import pytest
 
 from brayx.errors import BadFragment, ReplayError
@@ -16,32 +15,8 @@ from brayx.local.stream import Batches
 from brayx.metrics import Recorder
 from brayx.replay.config import BufferConfig
 from brayx.replay.packing import READY_KEY
-from brayx.types import Fragment
+from tests.unit.local.batches import T, fragment, made, values
 from tests.waiting import WAIT_S, until
-
-T = 4
-
-
-def fragment(value=0.0, version=1, steps=T):
-    return Fragment(
-        obs=np.full((steps + 1, 3), value, np.float32),
-        action=np.zeros(steps, np.int64),
-        log_prob=np.zeros(steps, np.float32),
-        reward=np.full(steps, value, np.float32),
-        terminated=True,
-        truncated=False,
-        policy_version=np.full(steps, version, np.int64),
-    )
-
-
-def made(**options):
-    sink = Recorder()
-    config = BufferConfig(**{"size": 2, "batch_size": 2, "unroll_length": T, **options})
-    return LocalBuffer(config, None, sink), sink
-
-
-def values(batch):
-    return batch["reward"][:, 0].tolist()
 
 
 def test_what_is_pushed_comes_out_once_in_order_and_is_counted():

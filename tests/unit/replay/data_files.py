@@ -27,6 +27,16 @@ def save_npz(path, arrays):
     np.savez(path, **arrays)
 
 
+def save_parquet(path, arrays):
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    pyarrow.parquet.write_table(pa.table({name: array.tolist() for name, array in arrays.items()}), path)
+
+
+SAVE = {"npz": save_npz, "parquet": save_parquet}
+
+
 def grouped(path, arrays, rows):
     """A Parquet file with ``rows`` in each row group."""
     import pyarrow as pa

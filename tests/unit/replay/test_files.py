@@ -11,21 +11,13 @@ from brayx.errors import ConfigError
 from brayx.replay.files import Dataset
 from brayx.replay.packing import Layout, check
 from tests.unit.replay.data_files import (
+    SAVE,
     grouped,
     save_npz,
+    save_parquet,
     steps,
     values,
 )
-
-
-def save_parquet(path, arrays):
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pa.table({name: array.tolist() for name, array in arrays.items()}), path)
-
-
-SAVE = {"npz": save_npz, "parquet": save_parquet}
 
 
 @pytest.mark.parametrize("kind", SAVE)

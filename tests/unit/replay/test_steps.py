@@ -11,6 +11,7 @@ from brayx.replay.files import Dataset
 from brayx.replay.packing import Layout
 from tests.unit.replay.data_files import (
     BOX,
+    SAVE,
     SPACES,
     save_flat,
     save_minari,
@@ -18,16 +19,6 @@ from tests.unit.replay.data_files import (
     save_robomimic,
     steps,
 )
-
-
-def save_parquet(path, arrays):
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    pyarrow.parquet.write_table(pa.table({name: array.tolist() for name, array in arrays.items()}), path)
-
-
-SAVE = {"npz": save_npz, "parquet": save_parquet}
 
 
 @pytest.mark.parametrize("kind", SAVE)

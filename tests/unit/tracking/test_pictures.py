@@ -10,27 +10,11 @@ from mlflow import MlflowClient
 from PIL import Image
 
 from brayx.errors import TrackingError
-from brayx.metrics import METRICS, Bars, Kind, Recorder
+from brayx.metrics import METRICS, Bars, Kind
 from brayx.metrics.charts import CHARTS
 from brayx.tracking import Trial
-from brayx.tracking.hub import Hub
 from brayx.tracking.pictures import chart
-
-BARS = Bars((0.0, 1.0, 2.0, 4.0), (3.0, 0.0, 1.0))
-
-
-def written(trial: Trial, steps: int = 3) -> None:
-    """Pushes metrics and distributions as a learner does, and lets the hub write them."""
-    recorder = Recorder()
-    hub = Hub(trial, interval_s=600.0)
-    for step in range(steps):
-        recorder.add("env_steps", 100)
-        recorder.add("loss", 0.5 - step)
-        recorder.add_shapes("actions", {"": BARS})
-        recorder.add_shapes("weights", {"a.weight": BARS, "b.weight": BARS})
-        hub.push(recorder.drain())
-        hub.flush()
-    hub.close()
+from tests.unit.tracking.pushed import BARS, written
 
 
 def images(trial: Trial) -> list[str]:
