@@ -5,12 +5,14 @@ They are among the chaos tests because they take minutes and all CPUs.
 
 from __future__ import annotations
 
+import json
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import PARTS
 from tests.end_to_end.jobs import ROOT, Command, said_on_failure
 
 pytestmark = pytest.mark.chaos
@@ -78,3 +80,15 @@ def test_it_runs(tmp_path: Path, words: list[str], row: str) -> None:
         assert command.ended(600.0) == 0, command.err
         assert row in command.out
         command.gone(60.0)
+
+
+def test_all_that_needs_a_gpu_runs_to_its_end_without_one(tmp_path: Path) -> None:
+    words = ["python", "-m", "benchmarks.gpu", "--all", "--quick", "--json", str(tmp_path / "gpu.json")]
+    with Command(words, tmp_path, runs_in=ROOT) as command, said_on_failure(command):
+        assert command.ended(600.0) == 0, command.out
+        assert "All parts passed." in command.out
+        command.gone(60.0)
+    results = json.loads((tmp_path / "gpu.json").read_text())
+    assert results.keys() == PARTS.keys()
+    if "gpu" not in results["about"]["facts"]:
+        assert all(part["skipped"] for part in results.values())
