@@ -128,6 +128,24 @@ def statistic(name: str, value: float, kind: int = 0) -> bytes:
     return STATISTICS.bytes_le + struct.pack("<i", len(payload)) + payload
 
 
+def delimited(message: Any) -> bytes:
+    """A message after its length, as `DemonstrationRecorder` writes it."""
+    data = message.SerializeToString()
+    length, head = len(data), b""
+    while True:
+        head += bytes([length & 0x7F | (0x80 if length > 0x7F else 0)])
+        length >>= 7
+        if not length:
+            return head + data
+
+
+def demo_bytes(pairs: list[pb.Demonstrated], num_steps: int | None = None, announced: Any = None) -> bytes:
+    """The file of a Demonstration Recorder."""
+    head = delimited(pb.Demonstration(api_version=1, num_steps=len(pairs) if num_steps is None else num_steps))
+    body = b"".join(map(delimited, [announced or behaviour("Chaser", 0, [2]), *pairs]))
+    return head.ljust(33, b"\0") + body
+
+
 class Chaser:
     """One agent: a point that it steers, and one that it is to catch or to flee, both within [-1, 1]."""
 
@@ -245,6 +263,22 @@ class UnityGame:
         for chaser, action in zip(asking, actions, strict=True):
             chaser.step(action.continuous, 0 if chaser.flees else action.discrete[0])
             self.steps += 1
+
+
+def expert_demo(episodes: int = 10) -> bytes:
+    """Demonstrations of an agent that goes straight to its point."""
+    game, pairs = UnityGame(), list[pb.Demonstrated]()
+    for seed in range(episodes):
+        chaser = Chaser(game, random.Random(seed))
+        while True:
+            way = [5 * (target - place) for target, place in ((chaser.target_x, chaser.x), (chaser.target_y, chaser.y))]
+            steer = [max(-1.0, min(1.0, number)) for number in way]
+            agent, dash = chaser.message(picture=False), int(not chaser.dashed)
+            pairs.append(pb.Demonstrated(agent=agent, action=pb.Action(continuous=steer, discrete=[dash])))
+            if chaser.has_ended:
+                break
+            chaser.step(steer, dash)
+    return demo_bytes(pairs, announced=behaviour())
 
 
 def main() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brayx.command_line import SWITCH, announced, say
@@ -51,7 +52,7 @@ FLAGS: dict[str, dict[str, tuple[str, dict[str, Any], str]]] = {
         "--inference": ("inference", _FLAG, "refused; the message says how to play the champion"),
         "--load": ("load_model", _FLAG, argparse.SUPPRESS),
         "--train": ("train_model", _FLAG, argparse.SUPPRESS),
-        "--results-dir": ("results_dir", {}, "without effect: runs are in MLflow"),
+        "--results-dir": ("results_dir", {}, "folder of the models, RUN_ID/BEHAVIOUR.onnx (default: results)"),
     },
     "network_settings": {
         "--deterministic": ("deterministic", _FLAG, argparse.SUPPRESS),
@@ -85,6 +86,8 @@ def run(arguments: argparse.Namespace) -> int:
     with announced(arguments.config or "unity.yaml", "before training began"):
         from brayx.errors import ConfigError
         from brayx.front import train_job
+        from brayx.jobs.contracts import plain_name
+        from brayx.jobs.export import export_behaviours
         from brayx.jobs.mlagents import learn_options
         from brayx.tracking import tracking_uri
 
@@ -97,6 +100,10 @@ def run(arguments: argparse.Namespace) -> int:
         uri = tracking_uri(arguments.tracking or job.tracking.uri)
         job, resume = _started(learn, job, uri)
         result = train_job(job, resume=resume, tracking=uri)
+        for line in export_behaviours(
+            result.trial, "unity", Path(learn.checkpoints.results_dir, plain_name(job.trial))
+        ):
+            say(f"brayx: {line}")
     print(result.summary())
     return 0 if result.finished else 130
 
@@ -117,6 +124,7 @@ def _started(learn: LearnOptions, job: JobConfig, uri: str) -> tuple[JobConfig, 
     """
     from brayx.errors import ConfigError
     from brayx.tracking.finding import newest_runs
+    from brayx.tracking.trial import PARENT_TAG
 
     given, name = learn.checkpoints, job.trial
     if given.inference:
@@ -125,7 +133,11 @@ def _started(learn: LearnOptions, job: JobConfig, uri: str) -> tuple[JobConfig, 
             f"and beside it {learn.gamecore().replace('{tcp_url}', 'tcp://127.0.0.1:8101')}"
         )
     try:
-        runs = [run for run in newest_runs(uri, job.project)[1] if run.info.run_name == name]
+        runs = [
+            run
+            for run in newest_runs(uri, job.project)[1]
+            if run.info.run_name == name and PARENT_TAG not in run.data.tags
+        ]
     except ConfigError:  # nothing was trained before
         runs = []
     if given.resume and not runs:

@@ -6,7 +6,7 @@ This file adds the files to the model's trial. `brayx.jobs.stored_models` finds 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ from rich.table import Table
 
 from brayx.engines.base import Tolerance
 from brayx.engines.bundle import Samples, bundle_files, check_writeable, write_bundle
-from brayx.errors import ConfigError
-from brayx.jobs.contracts import parse_contract
+from brayx.errors import BrayxError, ConfigError
+from brayx.jobs.champion import best_of
+from brayx.jobs.contracts import BEHAVIOUR_TAG, parse_contract, plain_name
 from brayx.jobs.layouts import WrittenLayout, write_layout
 from brayx.jobs.stored_models import StoredModel, stored_model
 from brayx.model.build import recorded_samples
-from brayx.tracking import Trial, tracking_uri
+from brayx.tracking import Trial, children_of, tracking_uri
 from brayx.types import NestedArray
 
 _MEASURES = {"absolute": "worst absolute", "relative": "worst relative", "differing": "rows that differ"}
@@ -95,17 +96,53 @@ def export_layout(
     check_writeable(out)
     uri = tracking_uri(tracking)
     with stored_model(reference, uri, trust) as origin:
-        module, example = origin.build(job, model)
-        contract = origin.job(job).contract
+        written = _write_layout(origin, layout, out / f"model.{layout}.onnx", job, model)
+    _upload(origin, uri, out, [written.file], f"-{layout}")
+    return written
+
+
+def export_behaviours(trial: Trial, layout: str, out: Path) -> Iterator[str]:
+    """Writes ``BEHAVIOUR.onnx`` for each behaviour of a trial that has ended: of its best checkpoint, if games enough
+    were played, else of its newest. Trusts the trial's code, so it must be of this machine.
+
+    Args:
+        trial: the trial; further behaviours are its children.
+        layout: a name from `brayx.jobs.layouts.LAYOUTS`.
+        out: folder of the files; made if it is missing.
+
+    Yields:
+        A line for each file, or why there is none.
+    """
+    for trained in (trial, *children_of(trial)):
+        behaviour = trained.tags().get(BEHAVIOUR_TAG)
+        if behaviour is None:  # no game came
+            continue
+        file = out / f"{plain_name(behaviour)}.onnx"
+        try:
+            best = best_of(trained)
+            folder = trained.latest_checkpoint() if best is None else best[1]
+            if folder is None:
+                yield f"{file}: not written: behaviour {behaviour!r} has no checkpoint yet"
+                continue
+            origin = StoredModel(folder, f"trial {trained.name!r}", {"model": trained.name}, trained.run_id, True)
+            written = _write_layout(origin, layout, file)
+            yield f"{file}: the {'newest' if best is None else 'best'} checkpoint, opset {written.opset}"
+        except BrayxError as error:
+            yield f"{file}: not written: {error.message}"
+
+
+def _write_layout(
+    origin: StoredModel, layout: str, file: Path, job: str | None = None, model: str | None = None
+) -> WrittenLayout:
+    module, example = origin.build(job, model)
+    contract = origin.job(job).contract
     if contract is None:
         raise ConfigError(
             f"layout {layout}: {origin.label} is of a job without a contract, and an engine's file is made of what the "
             "game observes and does: train it with a job like game.yaml",
             layout=layout,
         )
-    written = write_layout(out / f"model.{layout}.onnx", module, example, parse_contract(contract), layout)
-    _upload(origin, uri, out, [written.file], f"-{layout}")
-    return written
+    return write_layout(file, module, example, parse_contract(contract), layout)
 
 
 def _upload(origin: StoredModel, uri: str, out: Path, names: Sequence[str], ending: str = "") -> None:

@@ -25,8 +25,10 @@ from brayx.jobs.mlagents_keys import (
     SECTIONS,
     TRAINERS,
     CheckpointKeys,
+    CloningKeys,
     EnvironmentKeys,
     Lost,
+    PPOBehaviourKeys,
     SACBehaviourKeys,
     Section,
     To,
@@ -37,6 +39,11 @@ from brayx.text_files import read_text
 _TEMPLATE = "unity.yaml"
 _CLIP_END = 0.1
 """Clip range at the end of a linear ``epsilon_schedule``."""
+_DEMONSTRATIONS = "demonstrations"
+_EPOCHS = 1000
+"""How often demonstrations are read; the newest batches of them are kept, so more files than these come again."""
+_FIT_VALUE = 0.5
+"""Before the first play the policy is cloned. A value that were not fitted meanwhile would undo that."""
 _BUILDS = ("", ".x86_64", ".x86", ".exe")
 _OLD = "a file from before ML-Agents 1.0 needs `python -m mlagents.trainers.upgrade_config` first"
 
@@ -188,6 +195,39 @@ class _Translation:
         algorithm = {key: job.pop(key) for key in [*job] if key.startswith("algorithm.")}
         options = {key.removeprefix("algorithm."): value for key, value in algorithm.items()}
         job["trainer.algorithm"] = {"name": behaviour.algorithm, **options}
+        if behaviour.behavioral_cloning is not None:
+            self._cloning(behaviour.behavioral_cloning, behaviour, (*loc, "behavioral_cloning"))
+
+    def _cloning(self, cloning: CloningKeys, behaviour: PPOBehaviourKeys | SACBehaviourKeys, loc: Loc) -> None:
+        """Makes the job imitate demonstrations beside its reinforcement: a source, its buffer, and `mixed`."""
+        if isinstance(behaviour, SACBehaviourKeys):
+            raise self._error(loc, "sac learns without demonstrations; ppo with them")
+        if behaviour.network_settings.memory is not None:
+            raise self._error(
+                loc, "a demonstration does not have the policy's memory: leave network_settings.memory out"
+            )
+        if len(self._mapping(("behaviors",))) > 1:
+            raise self._error(loc, "one behaviour of a training imitates: leave the others out of the file")
+        job, length = self._made.job, self._made.job["buffer.unroll_length"]
+        columns = max(1, round((cloning.batch_size or behaviour.hyperparameters.batch_size) / length))
+        job["trainer.algorithm"] = {
+            "name": "mixed",
+            "reinforcement": job["trainer.algorithm"],
+            "imitation_coef": cloning.strength,
+            "imitation_until": min(1.0, cloning.steps / behaviour.max_steps) if cloning.steps else 1.0,
+            "imitation_final": 0.0 if cloning.steps else 1.0,
+            "imitation_columns": columns,
+            "fit_value": _FIT_VALUE,
+        }
+        job[_DEMONSTRATIONS] = {"kind": "buffer", "batch_size": columns, "unroll_length": length}
+        job["expert"] = {
+            "kind": "source",
+            "path": _demonstrations(cloning.demo_path),
+            "demonstration": True,
+            "epochs": _EPOCHS,
+            "buffer": _DEMONSTRATIONS,
+        }
+        job["trainer.buffers"] = ["buffer", _DEMONSTRATIONS]
 
     def _environment(self, environment: EnvironmentKeys) -> None:
         bridge = self._made.bridge
@@ -302,3 +342,9 @@ def _build(path: str) -> str:
     if inside:
         return str(inside[0].absolute())
     raise ConfigError(f"--env {path}: there is no such build; expected the path of its executable", key="env_path")
+
+
+def _demonstrations(path: str) -> str:
+    """The demonstrations that a path names: a file, or all of a folder."""
+    place = Path(path).expanduser().absolute()
+    return str(place / "*.demo" if place.is_dir() else place)

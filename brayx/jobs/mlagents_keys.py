@@ -133,7 +133,18 @@ class RewardSignalsKeys(Section):
     extrinsic: ExtrinsicKeys = ExtrinsicKeys()
     curiosity: Annotated[Any, _NO_INTRINSIC] = None
     rnd: Annotated[Any, _NO_INTRINSIC] = None
-    gail: Annotated[Any, Lost("demonstrations are imitated by `brayx train` with bc or mixed", refused=True)] = None
+    gail: Annotated[Any, Lost("behavioral_cloning imitates demonstrations", refused=True)] = None
+
+
+class CloningKeys(Section):
+    """``behavioral_cloning``."""
+
+    demo_path: str
+    steps: Annotated[int, Field(ge=0)] = 0
+    strength: Annotated[float, Field(ge=0)] = 1.0
+    samples_per_update: Annotated[int, Lost(harmless=(0,))] = 0
+    num_epoch: Annotated[int | None, Lost(harmless=(None,))] = None
+    batch_size: Count | None = None
 
 
 class BehaviourKeys(Section):
@@ -158,10 +169,7 @@ class BehaviourKeys(Section):
     self_play: Annotated[
         Any, Lost("one policy plays all teams, against itself as it is now", harmless=(None,), refused=True)
     ] = None
-    behavioral_cloning: Annotated[
-        Any,
-        Lost("demonstrations are imitated by `brayx train` with bc or mixed", harmless=(None,), refused=True),
-    ] = None
+    behavioral_cloning: CloningKeys | None = None
 
     algorithm: ClassVar[str] = "ppo"
 
@@ -233,7 +241,7 @@ class CheckpointKeys(Section):
     force: bool = False
     train_model: Annotated[bool, Lost(harmless=(False,))] = False
     inference: bool = False
-    results_dir: Annotated[str, Lost("the run is in MLflow, see `brayx trials`", harmless=("results",))] = "results"
+    results_dir: str = "results"
 
 
 class TorchKeys(Section):

@@ -8,9 +8,12 @@ import re
 import sys
 from pathlib import Path
 
+import onnxruntime as ort
+
 from brayx.bridges.unity import run_games
 from brayx.gamecore.contract import Contract
 from tests.end_to_end.jobs import FREE_PORTS, ROOT, brayx, said_on_failure, setting, without_ray
+from tests.unity_game import expert_demo
 
 BUILD = f"{sys.executable} -m tests.unity_game --agents 8 --runners 8 --limit 40"
 
@@ -52,6 +55,7 @@ behaviors:
   Chaser:
     hyperparameters: {batch_size: 128, buffer_size: 512, beta_schedule: linear}
     network_settings: {hidden_units: 32, normalize: true}
+    behavioral_cloning: {demo_path: expert.demo, strength: 0.5, steps: 1000}
     max_steps: 2000
     summary_freq: 1000
 """
@@ -60,15 +64,18 @@ behaviors:
 def test_a_project_of_mlagents_changes_one_word(tmp_path: Path) -> None:
     environment = without_ray(tmp_path) | {"PYTHONPATH": str(ROOT)}
     (tmp_path / "chase.yaml").write_text(RECIPE)
+    (tmp_path / "expert.demo").write_bytes(expert_demo())
     # Without --env the bridge listens where the Editor calls, which another test may do.
     words = ["chase.yaml", "--run-id=first", "--env", sys.executable, "--base-port=0", "--no-graphics"]
-    options = [*setting(*FREE_PORTS, "console_port=null"), "--env-args", *BUILD.split()[1:]]
+    options = [*setting(*FREE_PORTS, "console_port=null"), "--env-args", *BUILD.split()[1:], "--runners=0"]
     with brayx(tmp_path, "mlagents-learn", *words, *options, environment=environment) as train, said_on_failure(train):
         assert train.ended() == 0
     assert "beta_schedule: the entropy's weight stays at beta" in train.err
     assert "without effect: summary_freq" in train.err
     assert "num_steps 2,000 reached" in train.out
     assert "trial 'first' of project 'chase': finished" in train.out
+    written = ort.InferenceSession(tmp_path / "results" / "first" / "Chaser.onnx")
+    assert [value.name for value in written.get_inputs()] == ["obs_0", "action_masks"]
 
     with brayx(tmp_path, "mlagents-learn", *words, *options, environment=environment) as again, said_on_failure(again):
         assert again.ended() == 2

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from brayx.algorithms.mixed import MixedConfig
 from brayx.bridges import unity
 from brayx.commands import mlagents_learn
 from brayx.errors import ConfigError
+from brayx.jobs.contracts import read_contract
 from brayx.jobs.mlagents import LearnOptions, learn_options
 from brayx.jobs.mlagents_keys import SECTIONS
+from brayx.jobs.sources import check_sources
+from tests.unit.replay.test_engine_demos import PEER
 
 PPO = """
 default_settings:
@@ -67,7 +72,6 @@ behaviors:
       gail: {gamma: 0.99, strength: 1.0, demo_path: Run.demo, use_vail: false}
       curiosity: {gamma: 0.99, strength: 0.02, encoding_size: 256}
       rnd: {gamma: 0.99, strength: 0.01, network_settings: {hidden_units: 64}}
-    behavioral_cloning: {demo_path: Run.demo, steps: 1000, strength: 0.5, samples_per_update: 0}
     self_play: {save_steps: 20000, team_change: 100000, swap_steps: 2000, window: 10, initial_elo: 1200.0}
     init_path: results/a/Runner.pt
     checkpoint_interval: 10000
@@ -171,7 +175,6 @@ def test_every_other_key_is_taken_or_named(tmp_path: Path) -> None:
             f"{behaviour}.reward_signals.curiosity",
             f"{behaviour}.reward_signals.rnd",
             f"{behaviour}.reward_signals has no extrinsic",
-            f"{behaviour}.behavioral_cloning",
             f"{behaviour}.self_play",
             f"{behaviour}.init_path",
             "environment_parameters.height",
@@ -183,9 +186,30 @@ def test_every_other_key_is_taken_or_named(tmp_path: Path) -> None:
         f"{behaviour}.network_settings.goal_conditioning_type",
         f"{behaviour}.network_settings.deterministic",
         "engine_settings.no_graphics_monitor",
-        "checkpoint_settings.results_dir",
         "without effect",
     }
+
+
+def test_demonstrations_are_imitated_beside_the_reward(tmp_path: Path) -> None:
+    text = """
+behaviors:
+  Pilot:
+    hyperparameters: {batch_size: 64, beta: 0.001}
+    behavioral_cloning: {demo_path: %s, steps: 1000, strength: 0.25, samples_per_update: 0, batch_size: 128}
+    max_steps: 10000
+"""
+    job = read(tmp_path, text % PEER).load([f"contract={json.dumps(read_contract(PEER).as_dict())}"])
+    algorithm = job.trainers["trainer"].algorithm
+    assert isinstance(algorithm, MixedConfig)
+    assert (algorithm.imitation_coef, algorithm.imitation_until, algorithm.imitation_final) == (0.25, 0.1, 0)
+    assert (algorithm.imitation_columns, algorithm.reinforcement.entropy_coef) == (2, 0.001), "2 columns of 64 steps"
+    assert set(check_sources(job)) == {"expert"}, "the file is read, and fits"
+    assert job.sources["expert"].path == str(PEER)
+    folder = read(tmp_path, text % PEER.parent).load()
+    assert folder.sources["expert"].path == str(PEER.parent / "*.demo")
+    constant = read(tmp_path, (text % PEER).replace("steps: 1000, ", "")).load().trainers["trainer"].algorithm
+    assert isinstance(constant, MixedConfig)
+    assert constant.imitation_final == 1, "without steps the weight stays"
 
 
 def test_rewards_that_would_be_scaled_need_consent(tmp_path: Path) -> None:
@@ -256,6 +280,19 @@ def test_behaviours_with_the_same_options_are_one(tmp_path: Path) -> None:
             "memory.size: unknown key; nearest is 'memory_size'",
         ),
         ("a: 1\na: 2", "given twice"),
+        ("behaviors: {A: {behavioral_cloning: {strength: 1}}}", "behavioral_cloning.demo_path: "),
+        (
+            "behaviors: {A: {trainer_type: sac, behavioral_cloning: {demo_path: a.demo}}}",
+            "behavioral_cloning: sac learns without demonstrations",
+        ),
+        (
+            "behaviors: {A: {behavioral_cloning: {demo_path: a.demo}, network_settings: {memory: {}}}}",
+            "behavioral_cloning: .* memory",
+        ),
+        (
+            "behaviors: {A: {}, B: {}}\ndefault_settings: {behavioral_cloning: {demo_path: a.demo}}",
+            "behavioral_cloning: one behaviour",
+        ),
     ],
 )
 def test_a_key_or_value_that_does_not_exist_is_refused_by_its_line(tmp_path: Path, text: str, message: str) -> None:

@@ -25,7 +25,7 @@ from brayx.replay.files import Dataset
 from brayx.replay.packing import Layout
 from brayx.trainer.prefetch import Prepare
 from brayx.types import Fragment
-from tests.unity_game import behaviour, vector
+from tests.unity_game import delimited, demo_bytes, vector
 
 PEER = Path(__file__).parent / "demos" / "peer.demo"
 GODOT = Contract.parse(
@@ -44,22 +44,6 @@ EPISODES = [
     [[[5, 6], [7, 8]], [[2, 2, 1, 1]]],
     [[[9, 9]], []],
 ]
-
-
-def delimited(message: Any) -> bytes:
-    data = message.SerializeToString()
-    length, head = len(data), b""
-    while True:
-        head += bytes([length & 0x7F | (0x80 if length > 0x7F else 0)])
-        length >>= 7
-        if not length:
-            return head + data
-
-
-def demo_bytes(pairs: list[pb.Demonstrated], num_steps: int | None = None, announced: Any = None) -> bytes:
-    head = delimited(pb.Demonstration(api_version=1, num_steps=len(pairs) if num_steps is None else num_steps))
-    body = b"".join(map(delimited, [announced or behaviour("Chaser", 0, [2]), *pairs]))
-    return head.ljust(33, b"\0") + body
 
 
 def pair(number: float, choice: int, *, done: bool = False) -> pb.Demonstrated:
