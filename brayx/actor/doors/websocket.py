@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import uuid
+from collections import deque
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -42,6 +43,9 @@ _CLOSE_GOING_AWAY = 1001
 _CLOSE_SERVICE_RESTART = 1012
 _MAX_REASON_BYTES = 123
 _TIMEOUT_STATUS = 408
+_EARLY_MESSAGES, _EARLY_BYTES = 64, 65_536
+"""Most messages, and about the most bytes, that are read while a start waits: to see that the client leaves, the door
+has to read what it has sent before."""
 _FIELDS = ("session", "key", "time", "token", "seq", "opponent", "record")
 
 
@@ -109,6 +113,7 @@ class _Connection:
         self._idle_timeout_s = idle_timeout_s
         self._receive = receive
         self._ahead: asyncio.Future[MutableMapping[str, Any]] | None = None
+        self._early: deque[MutableMapping[str, Any]] = deque()
         self._server_send = send
         self._enveloped = WS_SUBPROTOCOL in scope.get("subprotocols", ())
         self._fields = dict.fromkeys(_FIELDS, "")
@@ -159,17 +164,28 @@ class _Connection:
 
     async def next(self) -> MutableMapping[str, Any]:
         """Receives the next message."""
+        if self._early:
+            return self._early.popleft()
         ahead, self._ahead = self._ahead, None
         return await (self._receive() if ahead is None else ahead)
 
     async def _start(self, request: StepRequest) -> bytes:
         """Passes a start to the service, and withdraws it if the client leaves before the reply."""
         opening = asyncio.create_task(self._service.step(request, let_in=self._let_in))
-        ahead = self._ahead = asyncio.ensure_future(self._receive())
+        left = _EARLY_BYTES
         try:
-            await asyncio.wait((opening, ahead), return_when=asyncio.FIRST_COMPLETED)
-            if ahead.done() and (ahead.exception() or ahead.result()["type"] == "websocket.disconnect"):
-                self._service.withdraw(request.session, request.holder)
+            while not opening.done() and left > 0 and len(self._early) < _EARLY_MESSAGES:
+                if self._ahead is None:
+                    self._ahead = asyncio.ensure_future(self._receive())
+                await asyncio.wait((opening, self._ahead), return_when=asyncio.FIRST_COMPLETED)
+                if not self._ahead.done():
+                    break
+                if self._ahead.exception() or self._ahead.result()["type"] == "websocket.disconnect":
+                    self._service.withdraw(request.session, request.holder)
+                    break
+                early, self._ahead = self._ahead.result(), None
+                self._early.append(early)
+                left -= len(early.get("bytes") or early.get("text") or "")
             return await opening
         finally:
             opening.cancel()

@@ -128,11 +128,12 @@ def by_http(address: tuple[str, int]) -> Callable[[], None]:
     return connection.close
 
 
-def by_websocket(address: tuple[str, int]) -> Callable[[], None]:
+def by_websocket(address: tuple[str, int], early: int = 0) -> Callable[[], None]:
     url = f"ws://{address[0]}:{address[1]}/session?session=s"
     stack = contextlib.ExitStack()
     connection = stack.enter_context(connect(url, subprotocols=[Subprotocol(WS_SUBPROTOCOL)]))
-    connection.send(encode_frame(FrameKind.START, START.encode()))
+    for frame in (FrameKind.START, *[FrameKind.TICK] * early):
+        connection.send(encode_frame(frame, START.encode()))
     return stack.close
 
 
@@ -162,6 +163,7 @@ def test_a_client_that_leaves_while_its_start_is_held_leaves_its_slot(pool: Thre
             ("tcp", by_tcp),
             ("http", by_http),
             ("ws", by_websocket),
+            ("ws", functools.partial(by_websocket, early=3)),
             ("grpc", functools.partial(by_grpc, method="Step")),
             ("grpc", functools.partial(by_grpc, method="Play")),
         ):
@@ -175,6 +177,19 @@ def test_a_client_that_leaves_while_its_start_is_held_leaves_its_slot(pool: Thre
             until(lambda: sessions() == 1, "a later start is held in the only slot")
             waiting.admit("agent")
             assert start.result(30) == START.encode()
+
+
+def test_what_a_client_sends_behind_its_held_start_is_answered_in_order(pool: ThreadPoolExecutor) -> None:
+    with lobby() as waiting:
+        url = f"{waiting.doors.urls['ws']}/session?session=s"
+        with connect(url, subprotocols=[Subprotocol(WS_SUBPROTOCOL)]) as connection:
+            bodies = [START.encode(), *(f"{number}".encode() for number in range(100))]
+            for number, body in enumerate(bodies):
+                connection.send(encode_frame(FrameKind.TICK if number else FrameKind.START, body))
+            waiting.wait()
+            waiting.bind(Runtime(functools.partial(Echo, [])), waiting.say, lambda: None)
+            waiting.admit("agent")
+            assert [connection.recv(30) for _ in bodies] == [encode_frame(FrameKind.REPLY, body) for body in bodies]
 
 
 def test_another_behaviour_is_held_until_it_acts_or_is_refused(pool: ThreadPoolExecutor) -> None:
