@@ -115,9 +115,9 @@ class LocalHost:
             future.cancel()
             raise DeadlineExceeded(f"the event loop of the doors gave no answer within {timeout_s:g} s") from None
 
-    def export(self, recorder: Recorder) -> None:
-        """Shows the samples of ``recorder`` at ``/metrics``, from now on."""
-        self._exported.follow(recorder)
+    def export(self, recorder: Recorder, **tags: str) -> None:
+        """Shows the samples of ``recorder`` at ``/metrics`` from now on; arguments as for `OpenMetrics.follow`."""
+        self._exported.follow(recorder, **tags)
 
     def drain(self, timeout_s: float) -> bool:
         """Refuses new sessions and waits until the running ones have ended; False: not within ``timeout_s``."""

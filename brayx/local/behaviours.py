@@ -174,6 +174,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
             return
         del self._starting[name]
         self._act(name)
+        self._lobby.doors.export(trainee.numbers, behaviour=name)
         assert trainee.acting is not None
         trainee.acting.build(lambda line: self._say(f"{name!r}: {line}"))
         self._lobby.admit(name)

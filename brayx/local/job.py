@@ -276,12 +276,14 @@ class _LocalTraining(JobTraining):
             },
             [*closing(recorders), self._close_models, *(champion.close for champion in self._champions.values())],
         )
+        tags = {}
         if self.lobby is None:
             doors = LocalHost(actor, runtime, name=self.actor, on_hold=self.progress.pause)
         else:
             self.lobby.bind(runtime, self.progress.say, self.progress.pause)
             doors = self.lobby.doors
-        doors.export(numbers)
+            tags = {} if self._behaviours is None else {"behaviour": self._behaviours.mains[0]}
+        doors.export(numbers, **tags)
         self.stack.enter_context(offer(models, buffers, doors.loop))
         return doors
 

@@ -10,7 +10,7 @@ import bisect
 import math
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 
 from brayx.metrics import Drained, Recorder
@@ -21,24 +21,30 @@ _Labels = tuple[tuple[str, str], ...]
 
 
 class OpenMetrics:
-    """The totals of all samples of a recorder since `follow`, as text. Thread safe.
+    """The totals of all samples of recorders since `follow`, as text. Thread safe.
 
     Args:
         tags: labels of every series.
     """
 
     def __init__(self, **tags: str) -> None:
-        self._tags = tuple((tag, clean(value)) for tag, value in tags.items())
+        self._tags = self._labels_of(tags)
         self._fold = Fold(observations=math.inf)
         self._lock = threading.Lock()
-        self._followed: Recorder | None = None
+        self._followed: list[Recorder] = []
         self._values: dict[Declared, dict[_Labels, float]] = {}
         self._histograms: dict[Declared, dict[_Labels, _Histogram]] = {}
 
-    def follow(self, recorder: Recorder) -> None:
-        """Renders the samples of ``recorder`` from now on; `text` drains it."""
-        recorder.listen(self._add)
-        self._followed = recorder
+    def follow(self, recorder: Recorder, **tags: str) -> None:
+        """Renders the samples of ``recorder`` from now on; `text` drains it.
+
+        Args:
+            recorder: the recorder.
+            tags: further labels of its series, but not of those of recorders that it includes by now.
+        """
+        own = self._labels_of(tags)
+        recorder.listen_apart(lambda part: self._add(part, own), self._add)
+        self._followed.append(recorder)
 
     def text(self, levels: Iterable[tuple[str, str, float]]) -> str:
         """All series.
@@ -49,8 +55,8 @@ class OpenMetrics:
         current = Recorder()
         for name, label, value in levels:
             current.add(name, value, label=label)
-        if self._followed is not None:
-            self._followed.drain()
+        for recorder in self._followed:
+            recorder.drain()
         self._add(current.drain())
         with self._lock:
             lines = [line for declared, series in self._values.items() for line in _family(declared, series)]
@@ -60,14 +66,18 @@ class OpenMetrics:
                     lines += histogram.lines(declared.series, labels)
         return "\n".join((*lines, "# EOF\n"))
 
-    def _add(self, part: Drained) -> None:
+    @staticmethod
+    def _labels_of(tags: Mapping[str, str]) -> _Labels:
+        return tuple((tag, clean(value)) for tag, value in tags.items())
+
+    def _add(self, part: Drained, tags: _Labels = ()) -> None:
         with self._lock:
             for update in self._fold.points(part):
-                self._take(update)
+                self._take(update, tags)
 
-    def _take(self, update: MetricUpdate) -> None:
+    def _take(self, update: MetricUpdate, tags: _Labels) -> None:
         declared = update.of
-        labels = (*self._tags, *((tag, update.tags[tag]) for tag in declared.tags))
+        labels = (*self._tags, *tags, *((tag, update.tags[tag]) for tag in declared.tags))
         if declared.type is Type.HISTOGRAM:
             histograms = self._histograms.setdefault(declared, {})
             if labels not in histograms:

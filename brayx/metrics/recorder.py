@@ -62,11 +62,18 @@ class Recorder:
         self._lock = threading.Lock()
         self._draining = threading.Lock()
         self._listeners: list[Callable[[Drained], None]] = []
+        self._own_listeners: list[Callable[[Drained], None]] = []
         self._included: list[Recorder] = []
 
     def listen(self, listener: Callable[[Drained], None]) -> None:
         """Passes every part drained from now on, even an empty one, to ``listener``, which must not change it."""
         self._listeners.append(listener)
+
+    def listen_apart(self, own: Callable[[Drained], None], included: Callable[[Drained], None]) -> None:
+        """As `listen`, but the samples of recorders that are included by now go to another listener."""
+        self._own_listeners.append(own)
+        for other in self._included:
+            other.listen(included)
 
     def include(self, other: Recorder) -> None:
         """Adds the samples of another recorder, which nobody else drains, to every part drained from now on."""
@@ -140,14 +147,23 @@ class Recorder:
     def drain(self) -> Drained:
         """Removes and returns the samples since the last drain; the listeners get them, too."""
         with self._draining:  # so that parts come to a listener one after another
+            if self._own_listeners:
+                part = self._take()
+                for listener in self._own_listeners:
+                    listener(part)
+                self.merge(part)
             for other in self._included:
                 self.merge(other.drain())
-            with self._lock:
-                part = self._cells, self._own
-                self._cells, self._own = {}, {}
-                self._labels.clear()
+            part = self._take()
             for listener in self._listeners:
                 listener(part)
+        return part
+
+    def _take(self) -> Drained:
+        with self._lock:
+            part = self._cells, self._own
+            self._cells, self._own = {}, {}
+            self._labels.clear()
         return part
 
     def merge(self, part: Drained) -> None:

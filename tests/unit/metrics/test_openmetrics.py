@@ -7,7 +7,7 @@ from typing import Any
 
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from brayx.metrics import METRICS, Kind, Recorder
+from brayx.metrics import METRICS, Drained, Kind, Recorder
 from brayx.metrics.openmetrics import OpenMetrics
 from brayx.metrics.prometheus import EXPORTED
 
@@ -55,6 +55,26 @@ def test_sums_add_up_over_drains_and_scrapes_and_means_are_of_the_newest_part() 
     assert value(read["ray_brayx_sessions_ended"], "_total", label="stop") == 2
     assert read["ray_brayx_ticks"].type == "counter"
     assert read["ray_brayx_ticks"].documentation == f"{METRICS['ticks'].help} [ticks]"
+
+
+def test_recorders_have_labels_of_their_own_and_what_they_include_has_none() -> None:
+    metrics, doors, first, second = OpenMetrics(**TAGS), Recorder(), Recorder(), Recorder()
+    first.include(doors)
+    metrics.follow(first, behaviour="chaser")
+    metrics.follow(second, behaviour="runner")
+    parts: list[Drained] = []
+    first.listen(parts.append)
+    for _ in range(2):
+        doors.add("ticks", 3)
+        first.add("env_steps", 1)
+        first.add("ticks", 1)
+        second.add("env_steps", 2)
+        read = families(metrics.text(()))
+    assert value(read["ray_brayx_env_steps"], "_total", label="", behaviour="chaser") == 2
+    assert value(read["ray_brayx_env_steps"], "_total", label="", behaviour="runner") == 4
+    assert value(read["ray_brayx_ticks"], "_total", label="") == 6
+    assert value(read["ray_brayx_ticks"], "_total", label="", behaviour="chaser") == 2
+    assert [cells["ticks", ""].total for cells, _ in parts] == [4, 4], "other listeners get the sum"
 
 
 def test_every_sample_of_a_percentile_is_in_its_bucket() -> None:
