@@ -1,13 +1,18 @@
 """``brayx new``: makes a project's folder from a template; it trains without changes.
 
+A project is either Python (a game, an agent, a model, a job with every option), or a game by contract in another
+language with a copy of ``game.yaml``.
+
 Knows nothing of running a job. Imports nothing slow, since the command line asks it for names.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 import unicodedata
 from pathlib import Path
+from typing import NamedTuple
 
 from brayx.errors import ConfigError
 from brayx.jobs.shipped import TEMPLATES
@@ -20,6 +25,11 @@ KINDS = {
     "imitation": "imitates recorded games, and plays one to measure it",
     "mixed": "learns from games, with the help of recorded ones at first",
     "league": "learns by self-play",
+    "js": "learns from a game in JavaScript, without Python",
+    "csharp": "learns from a game in C#, without Python",
+    "cpp": "learns from a game in C++, without Python",
+    "godot": "learns from a project of Godot 4, without Python",
+    "unity": "learns from a project of Unity, without Python",
 }
 _WITH_RECORDINGS = ("imitation", "mixed")
 _FILES = {
@@ -28,6 +38,25 @@ _FILES = {
     "four": "`{name}_rules.py` has the rules, `{name}_game.py` plays them with two agents, `{name}_human.py` lets you "
     "play,\n`{name}_agent.py` decides, `{name}_model.py` is the network, `{name}.yaml` has every option with its "
     "meaning.",
+}
+
+
+class _Game(NamedTuple):
+    """A game without Python."""
+
+    file: str
+    play: str | None = None
+    """Command that plays games at a URL, their number behind it; None: a person presses Play."""
+    door: str = "http"
+    build: str | None = None
+
+
+_GAMES = {
+    "js": _Game("game.mjs", "node game.mjs {url}"),
+    "csharp": _Game("game.cs", "dotnet run -- {url}"),
+    "cpp": _Game("game.cpp", "./game {url}", "tcp", build="g++ -std=c++17 -O2 -Iinclude game.cpp -o game"),
+    "godot": _Game("game.gd"),
+    "unity": _Game("Assets/Walk.cs"),
 }
 
 
@@ -42,9 +71,6 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
     Raises:
         ConfigError: no such template, a name that no module can have, or a folder that already exists.
     """
-    from brayx.jobs.config import JobConfig
-    from brayx.jobs.options import documented
-
     if template not in KINDS:
         raise ConfigError(f"template is {template!r}, expected one of {', '.join(KINDS)}", key="template")
     # Python normalises identifiers to NFKC, so a module with any other name could not be imported.
@@ -57,12 +83,19 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
         )
     if name == "test":
         raise ConfigError("name is 'test', and pytest would take test_game.py for tests: choose another", key="name")
-    origin, yaml, old = _origin(template)
     folder = Path(parent, name)
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         raise ConfigError(f"{folder} already exists", key="name") from None
+    return (_game_project if template in _GAMES else _python_project)(name, template, folder)
+
+
+def _python_project(name: str, template: str, folder: Path) -> list[Path]:
+    from brayx.jobs.config import JobConfig
+    from brayx.jobs.options import documented
+
+    origin, yaml, old = _origin(template)
     made = []
     for source in sorted(origin.glob("*.py")):
         if source.stem != "catch_expert" or template in _WITH_RECORDINGS:
@@ -78,6 +111,23 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
     made.append(folder / "README.md")
     made[-1].write_text(_readme(name, template), encoding="utf-8")
     return made
+
+
+def _game_project(name: str, template: str, folder: Path) -> list[Path]:
+    shutil.copytree(TEMPLATES / "game" / template, folder, dirs_exist_ok=True)
+    game = _GAMES[template]
+    values = {"project": name, "num_steps": "200_000", "target_return": "0.75"}
+    if game.play is not None:
+        endless = f"{game.play} 1000000000"
+        command = f"sh -c '{game.build} && exec {endless}'" if game.build else endless
+        values["gamecores"] = f'[{{command: "{command}", door: {game.door}}}]'
+    text = (TEMPLATES / "game.yaml").read_text(encoding="utf-8")
+    for key, value in values.items():
+        before, start, after = re.split(rf"(?m)(^ *{key}: )\S+(?: *#.*)?$", text, maxsplit=1)
+        text = f"{before}{start}{value}{after}"
+    (folder / f"{name}.yaml").write_text(text, encoding="utf-8")
+    (folder / "README.md").write_text(_game_readme(name, template), encoding="utf-8")
+    return sorted(file for file in folder.rglob("*") if file.is_file())
 
 
 def _origin(template: str) -> tuple[Path, str, str]:
@@ -99,13 +149,34 @@ def _readme(name: str, template: str) -> str:
         **({f"python {name}_game.py URL --human": "you play against the agent"} if template == "league" else {}),
         "pytest": 'does it still work? Trains for a minute or two; -m "not slow": does not',
     }
-    lines = aligned([(command, f"# {what}") for command, what in commands.items()], left=(0, 1))
-    shown = "\n".join(f"    {line}" for line in lines)
     expert = f"`{name}_expert.py` gives recorded games, " if template in _WITH_RECORDINGS else ""
     files = _FILES[_origin(template)[2]].format(name=name, expert=expert)
+    return _document(name, template, KINDS[template], commands, files)
+
+
+def _game_readme(name: str, template: str) -> str:
+    game = _GAMES[template]
+    learns = "learns until the mean return is 0.75"
+    if game.play is None:
+        play = {f"open this folder in {template.capitalize()}": "and press Play, while one of them runs"}
+    else:
+        learns += "; starts the game"
+        by_hand = game.play.format(url={"http": "http://127.0.0.1:8000", "tcp": "tcp://127.0.0.1:8101"}[game.door])
+        play = {f"{by_hand} 100": "plays 100 games with the champion"}
+    commands = {f"brayx train {name}.yaml": learns, f"brayx serve {name}.yaml": "serves the champion", **play}
+    files = (
+        f"`{game.file}` is the game: replace the walk by yours, and say in its contract what the agent sees and does.\n"
+        f"`{name}.yaml` is the job: network, learning, ports."
+    )
+    return _document(name, template, KINDS[template], commands, files)
+
+
+def _document(name: str, template: str, what: str, commands: dict[str, str], files: str) -> str:
+    lines = aligned([(command, f"# {meaning}") for command, meaning in commands.items()], left=(0, 1))
+    shown = "\n".join(f"    {line}" for line in lines)
     return f"""# {name}
 
-Made by `brayx new {name} --template {template}`: {KINDS[template]}. In this folder:
+Made by `brayx new {name} --template {template}`: {what}. In this folder:
 
 {shown}
 

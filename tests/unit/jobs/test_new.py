@@ -41,7 +41,7 @@ def test_the_template_documents_every_option_as_its_code_does(file: Path) -> Non
 def test_a_project_is_whole_and_has_its_own_name(tmp_path: Path, name: str, template: str) -> None:
     made = new_project(name, template, tmp_path)
     folder = tmp_path / name
-    assert sorted(made) == sorted(folder.iterdir())
+    assert sorted(made) == sorted(file for file in folder.rglob("*") if file.is_file())
     job = JobConfig.load(folder / f"{name}.yaml")
     assert job.project == name
     check_code(job, job.actors, mode="train")

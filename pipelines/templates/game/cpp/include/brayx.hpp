@@ -1,0 +1,1 @@
+../../../../../clients/cpp/brayx.hpp
