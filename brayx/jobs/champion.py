@@ -82,16 +82,26 @@ def register_best(
 
 def behaviour_pool(trial: Trial, several: bool) -> str:
     """Name under which a trial's behaviour is registered: the project's, followed by the behaviour's if the project has
-    learned several.
+    learned several. Another project may have that name, as `a-b` has of behaviour `b` of project `a`: then there are
+    two dashes.
 
     Args:
         trial: the trial.
         several: whether its job has learned several.
     """
-    name = f"{trial.project}-{plain_name(trial.tags().get(BEHAVIOUR_TAG, ''))}"
-    champion = None if several else _champion(name, trial.uri)
-    is_ours = champion is not None and BEHAVIOUR_TAG in champion.tags and champion.tags.get("project") == trial.project
-    return name if several or is_ours else trial.project
+    project, behaviour = trial.project, plain_name(trial.tags().get(BEHAVIOUR_TAG, ""))
+    names = [f"{project}-{behaviour}", f"{project}--{behaviour}"]
+    champions_of = {name: _champion(name, trial.uri) for name in [project, *names]}
+    free = [name for name, entry in champions_of.items() if entry is None or _is_of(entry, project)]
+    has_learned_it = any(name in free and champions_of[name] is not None for name in names)
+    if project in free and not (several or has_learned_it):
+        return project
+    return next((name for name in names if name in free), names[-1])
+
+
+def _is_of(entry: PoolEntry, project: str) -> bool:
+    """Whether a version is of a project; one of before 0.2 does not say of which."""
+    return entry.tags.get("project", project) == project
 
 
 def champions(project: str, uri: str) -> dict[str, PoolEntry]:
@@ -106,7 +116,9 @@ def champions(project: str, uri: str) -> dict[str, PoolEntry]:
         if BEHAVIOUR_TAG in entry.tags and entry.tags.get("project") == project
     }
     alone = _champion(project, uri) if by_behaviour else None
-    if alone is not None and BEHAVIOUR_TAG in alone.tags:  # of an earlier training with one behaviour
+    if (
+        alone is not None and _is_of(alone, project) and BEHAVIOUR_TAG in alone.tags
+    ):  # of an earlier training with one behaviour
         by_behaviour.setdefault(alone.tags[BEHAVIOUR_TAG], alone)
     return by_behaviour
 

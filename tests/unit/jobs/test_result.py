@@ -147,6 +147,12 @@ def test_each_of_several_behaviours_has_a_champion_of_its_own(tmp_path, tracking
     named = {behaviour: entry.name for behaviour, entry in champions("p", tracking_db).items()}
     assert named == {"runner": "p-runner", "x": "p", "a/b": "p-a_b"}
     assert champions("p_", tracking_db) == {}
+    assert learned("p", "x", several=True) == "p--x", "p-x is another project's"
+    assert learned("p-a_b", "runner", several=False) == "p-a_b-runner", "p-a_b is another project's"
+    assert learned("p-x", "runner", several=False) == "p-x"
+    named = {behaviour: entry.name for behaviour, entry in champions("p", tracking_db).items()}
+    assert named == {"runner": "p-runner", "x": "p--x", "a/b": "p-a_b"}
+    assert {name: entry.name for name, entry in champions("p-a_b", tracking_db).items()} == {"runner": "p-a_b-runner"}
 
 
 def champion(uri):
