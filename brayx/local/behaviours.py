@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from brayx.errors import BrayxError, ConfigError, StartupError
+from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, StartupError
 from brayx.jobs.champion import behaviour_pool, drawn_curve
 from brayx.jobs.checks import check_learning
 from brayx.jobs.config import JobConfig, only
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from brayx.local.lobby import Lobby
     from brayx.replay.packing import Layout
     from brayx.tracking.clerk import Clerk
+    from brayx.trainer.loop import TrainingSummary
+
+_CLOSE_S = 5.0
 
 
 class BehaviourTraining(Trainees[LocalTrainee]):
@@ -102,6 +105,17 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         ended = [trainee.is_over(no_more) for trainee in self.trainees.values()]
         return all(ended)
 
+    def result(self, timeout_s: float | None = None) -> TrainingSummary | None:
+        """See `Trainees.result`. One that failed before its weights acted, since the last `look`, is refused."""
+        for name in list(self._starting):
+            learner = self.trainees[name].learner
+            if not learner.running:
+                try:
+                    learner.result(0.0)
+                except BrayxError as error:
+                    self._drop(name, error)
+        return super().result(timeout_s)
+
     def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
         """Registers the best of each behaviour; returns the first one's version, and a message for each."""
         versions: dict[str, int | None] = {}
@@ -166,11 +180,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
             if not learner.running:
                 learner.result(0.0)  # its error
         except BrayxError as error:
-            learner.stop()
-            for record in (self.trainees, self._jobs, self._starting):
-                record.pop(name, None)
-            self.mains.remove(name)
-            self._refuse(name, error, trainee.clerk)
+            self._drop(name, error)
             return
         del self._starting[name]
         self._act(name)
@@ -178,6 +188,18 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         assert trainee.acting is not None
         trainee.acting.build(lambda line: self._say(f"{name!r}: {line}"))
         self._lobby.admit(name)
+
+    def _drop(self, name: str, error: BrayxError) -> None:
+        """Ends a behaviour whose weights have never acted, and refuses it."""
+        del self._starting[name]
+        trainee = self.trainees.pop(name)
+        trainee.learner.stop()
+        self._jobs.pop(name)
+        self.mains.remove(name)
+        assert trainee.acting is not None
+        with contextlib.suppress(DeadlineExceeded):
+            self._lobby.doors.run(trainee.acting.close(), _CLOSE_S)
+        self._refuse(name, error, trainee.clerk)
 
     def _act(self, name: str) -> AgentActorFactory:
         """Makes the actors of a behaviour's sessions."""

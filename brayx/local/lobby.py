@@ -28,6 +28,7 @@ from brayx.gamecore.protocol import StepRequest
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contract_model import check_parameters
 from brayx.jobs.gamecores import Gamecores
+from brayx.jobs.watching import Absence
 from brayx.logs import one_line
 from brayx.metrics import Recorder
 from brayx.strict_json import parse_json
@@ -40,10 +41,12 @@ _CONNECT_S = 180.0
 for a person."""
 _STEADY_S = 60.0
 """A gamecore that has not failed for this long works."""
-_REPEAT_S = 60.0
 _END_S = 2.0
 MAX_BEHAVIOURS = 16
-"""Maximum number of behaviours in a job: each has a network and a learner of its own."""
+"""Maximum number of behaviours in a job: each has a network and a learner of its own. Refused ones do not count."""
+MAX_CONTRACTS = 64
+"""Maximum number of contracts for which a job begins a learner, those that it then refuses included: each of them has a
+trial."""
 
 
 @dataclass
@@ -78,6 +81,7 @@ class Lobby:
         self._job, self._config = job, job.actors[actor]
         self._behaviours: dict[str, _Behaviour] = {}
         self._arrived: queue.SimpleQueue[Contract] = queue.SimpleQueue()
+        self._taken = 0
         self._has_ended = False
         self._recorder = Recorder()
         self._bound: Runtime | None = None
@@ -114,7 +118,7 @@ class Lobby:
             StartupError: the job's own gamecores fail, and send none in time.
         """
         waiting = f"waiting for a game: it connects to {', '.join(self.doors.urls.values())}"
-        said_at, failed_at, failing_since = time.monotonic(), 0.0, math.inf
+        absence, failed_at, failing_since = Absence(), 0.0, math.inf
         failures, last = 0, ""
         if self._arrived.empty():
             self.say(waiting)
@@ -126,10 +130,8 @@ class Lobby:
             if self.games.messages and self.games.messages[-1] != last:
                 last = self.games.messages[-1]
                 self.say(last)
-                said_at = now
-            if now - said_at > _REPEAT_S:
-                said_at = now
-                self.say(f"still {waiting}{last and '; '}{last}")
+            if hint := absence.hint({}):
+                self.say(f"{hint}; {waiting}{last and '; '}{last}")
             if self.games.failures != failures:
                 failures, failed_at, failing_since = self.games.failures, now, min(failing_since, now)
             elif now - failed_at > _STEADY_S:
@@ -214,12 +216,19 @@ class Lobby:
         ActionLimits(contract, *ContractBodies(contract).limits(document)).check_learnable()
         if known is not None and known.contract.id == contract.id:
             return known
-        if known is None and len(self._behaviours) >= MAX_BEHAVIOURS:
+        if len(contracts) >= MAX_BEHAVIOURS:
             raise unknown_behaviour(name, contracts)
+        if self._taken >= MAX_CONTRACTS:
+            raise BadBody(
+                f"behaviour is {name!r:.80}, and this job has begun to learn {MAX_CONTRACTS} contracts, most of which "
+                "it refused: mend the game and start the job again",
+                field="behaviour",
+            )
         check_parameters(contract, self._job.as_dict())
         return self._take(contract)
 
     def _take(self, contract: Contract) -> _Behaviour:
+        self._taken += 1
         behaviour = self._behaviours[contract.behaviour] = _Behaviour(contract)
         self._arrived.put(contract)
         return behaviour

@@ -232,15 +232,35 @@ def test_another_behaviour_is_held_until_it_acts_or_is_refused(pool: ThreadPoolE
         assert starts[0].result(30)
 
 
-def test_there_are_only_so_many_behaviours(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brayx.local.lobby.MAX_BEHAVIOURS", 1)
+def test_there_are_only_so_many_behaviours_and_refused_ones_do_not_count(
+    pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brayx.local.lobby.MAX_BEHAVIOURS", 2)
+    monkeypatch.setattr("brayx.local.lobby.MAX_CONTRACTS", 4)
     with contextlib.ExitStack() as clients:
         with lobby() as waiting:
             client, other = (clients.enter_context(Client(waiting.doors.urls["tcp"])) for _ in range(2))
             start = pool.submit(client.start, START, "a")
             waiting.wait()
-            with pytest.raises(BadBody, match="behaviour is 'runner', expected one of \"agent\""):
-                other.start(json.dumps({**CONTRACT, "behaviour": "runner"}), "b")
+
+            def said_by(name: str, contract: Any = CONTRACT) -> str:
+                with pytest.raises(BadBody) as refused:
+                    pool.submit(other.start, json.dumps({**contract, "behaviour": name}), name).result(30)
+                return str(refused.value)
+
+            def refused(name: str, contract: Any = CONTRACT) -> None:
+                saying = pool.submit(said_by, name, contract)
+                until(lambda: [contract.behaviour for contract in waiting.arrived()] == [name], "it has come")
+                waiting.admit(name, "no network for it")
+                assert "no network for it" in saying.result(30)
+
+            refused("keeper")
+            refused("runner")
+            refused("runner", OTHER)
+            assert "has begun to learn 4 contracts" in said_by("jumper")
+            assert "no network for it" in said_by("runner", OTHER)
+            monkeypatch.setattr("brayx.local.lobby.MAX_BEHAVIOURS", 1)
+            assert "behaviour is 'jumper', expected one of \"agent\"" in said_by("jumper")
         with pytest.raises(ServiceFull):
             start.result(30)
 
@@ -257,7 +277,7 @@ def test_games_that_fail_and_send_no_contract_are_given_up(monkeypatch: pytest.M
 
 
 def test_a_wait_for_a_game_is_said_again_and_again(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brayx.local.lobby._REPEAT_S", 0.0)
+    monkeypatch.setattr("brayx.jobs.watching._HINT_S", 0.0)
     said: list[str] = []
     with contextlib.ExitStack() as clients, lobby() as waiting:
         waiting.say = said.append
@@ -265,7 +285,8 @@ def test_a_wait_for_a_game_is_said_again_and_again(pool: ThreadPoolExecutor, mon
         until(lambda: len(said) > 2, "it is said again")
         pool.submit(clients.enter_context(Client(waiting.doors.urls["tcp"])).start, START)
         deciding.result(30)
-    assert {line.removeprefix("still ") for line in said} == {said[0]}
+    assert all(line.endswith(said[0]) for line in said)
+    assert {line.partition(" for ")[0] for line in said[1:]} == {"no request has come to the door"}
 
 
 def test_a_start_that_is_held_when_the_job_fails_is_told_so(pool: ThreadPoolExecutor) -> None:

@@ -1,0 +1,46 @@
+"""`BehaviourTraining` with learners and a lobby that are stand-ins; `tests/end_to_end/test_game.py` trains for real."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from brayx.errors import Diverged
+from brayx.local.behaviours import BehaviourTraining
+from tests.unit.jobs.test_trainee import Learner
+
+
+def training(*, starting: bool) -> Any:
+    """A training whose second behaviour has failed while the first one has all its steps."""
+    made: Any = BehaviourTraining.__new__(BehaviourTraining)
+    learners = {"chaser": Learner("of chaser", running=False), "runner": Learner("", False, Diverged("loss is NaN"))}
+    made.closed, made.refused = [], {}
+
+    async def close() -> None:
+        made.closed.append("runner")
+
+    made.trainees = {
+        name: SimpleNamespace(
+            learner=learner, acting=SimpleNamespace(close=close), clerk=SimpleNamespace(close=made.closed.append)
+        )
+        for name, learner in learners.items()
+    }
+    made.mains, made._jobs = [*learners], dict.fromkeys(learners)
+    made._starting, made._say = {"runner": 0.0} if starting else {}, lambda line: None
+    doors = SimpleNamespace(run=lambda work, timeout_s: asyncio.run(work))
+    made._lobby = SimpleNamespace(admit=made.refused.__setitem__, doors=doors)
+    return made
+
+
+def test_a_behaviour_that_fails_before_it_acts_is_refused_also_if_it_is_the_last_to_learn() -> None:
+    ended = training(starting=True)
+    assert ended.result(0.0) == "of chaser"
+    assert (ended.refused, ended.closed, ended.mains) == ({"runner": "loss is NaN"}, ["runner", "FAILED"], ["chaser"])
+
+
+def test_a_behaviour_that_fails_later_fails_the_training() -> None:
+    with pytest.raises(Diverged, match="loss is NaN"):
+        training(starting=False).result(0.0)
