@@ -11,11 +11,11 @@ import copy
 import json
 import logging
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.algorithms.build import config_class
@@ -24,7 +24,7 @@ from brayx.components import check_module
 from brayx.errors import ConfigError
 from brayx.jobs.bray import translate, unit_notes
 from brayx.jobs.contracts import parse_contract, read_contract
-from brayx.jobs.document import JobFile, Loc, dotted, nearest, nearest_file, short
+from brayx.jobs.document import JobFile, Loc, dotted, nearest, nearest_file, short, walk
 from brayx.jobs.former import forget_former, remove_former
 from brayx.jobs.kinds import BoardConfig, FreeConfig, RenderConfig, SourceConfig
 from brayx.league.config import LeagueConfig
@@ -75,6 +75,8 @@ class JobConfig(BaseModel):
     contract: dict[str, Any] | None = None
     """What games observe and do: a contract, or the path of its JSON or YAML file, from this file's folder or from
     where the command runs; null: the first game that connects says it, or the champion that is served."""
+    behaviours: dict[str, dict[str, Any]] = {}
+    """Options of single behaviours of the games, by name: their components, with the options that differ."""
     tracking: TrackingConfig = TrackingConfig()
     """Where trials are kept: MLflow's ``uri``, or a mapping of options."""
 
@@ -103,6 +105,9 @@ class JobConfig(BaseModel):
     """Absolute path of the YAML file."""
     folder: str
     """Absolute path of its folder, where modules are looked up first."""
+
+    _own: dict[str, JobConfig] = PrivateAttr(default_factory=dict)
+    """The job of each behaviour that has options of its own."""
 
     @field_validator("project")
     @classmethod
@@ -205,6 +210,11 @@ class JobConfig(BaseModel):
         """The same job in another mode."""
         return self.model_copy(update={"mode": mode})
 
+    def of_behaviour(self, name: str) -> JobConfig:
+        """The same job with the components of one behaviour, which have its own options."""
+        components = {group: getattr(self._own.get(name, self), group) for group in _GROUPS.values()}
+        return self.model_copy(update={**components, "behaviours": {}})
+
     def with_initial_weights(self, reference: str | None) -> JobConfig:
         """The same job, whose learner starts from the weights of ``reference``; None: from new ones."""
         trainers = {
@@ -215,14 +225,15 @@ class JobConfig(BaseModel):
 
 _GROUPS = {kind: f"{kind}s" for kind in KINDS}
 TOP_OPTIONS = (
-    "project", "trial", "mode", "seed", "contract", "tracking", "console_port", "console_host", "console_keys_file",
+    "project", "trial", "mode", "seed", "contract", "behaviours", "tracking", "console_port", "console_host",
+    "console_keys_file",
 )  # fmt: skip
 """Keys at the top of a job that are no components."""
 
 
 def options_by_kind() -> dict[str, set[str]]:
     """Names of the options of each kind of component; "": at the top of the file."""
-    return {"": set(TOP_OPTIONS), **{kind: set(_walk(model, ())[1]) for kind, model in KINDS.items()}}
+    return {"": set(TOP_OPTIONS), **{kind: set(walk(model, ())[1]) for kind, model in KINDS.items()}}
 
 
 def only(kind: str, components: Mapping[str, Any], name: str = "") -> str:
@@ -268,11 +279,16 @@ def job_of(job: JobConfig, league: str, player: str) -> JobConfig:
 
 
 def merged_options(plain: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
-    """Options, overridden by those of ``overriding``, mapping by mapping."""
+    """Options, overridden by those of ``overriding``, mapping by mapping; those of another ``name``, as of another
+    algorithm, replace a mapping whole."""
     merged = dict(plain)
     for key, value in overriding.items():
         before = merged.get(key)
-        merged[key] = merged_options(before, value) if isinstance(value, dict) and isinstance(before, dict) else value
+        if isinstance(value, dict) and isinstance(before, dict):
+            is_same = value.get("name", before.get("name")) == before.get("name")
+            merged[key] = merged_options(before, value) if is_same else value
+        else:
+            merged[key] = value
     return merged
 
 
@@ -312,7 +328,24 @@ class _Validation:
         for note in notes:
             logger.warning("%s", note)
         assert isinstance(job, JobConfig)
-        return job.model_copy(update=groups)
+        job = job.model_copy(update=groups)
+        for name, own in job.behaviours.items():
+            try:
+                job._own[name] = self._of_behaviour(name, own)
+            except ConfigError as error:
+                self.errors += [f"behaviour {name!r}: {line}" for line in error.details["errors"]]
+        self._raise()
+        return job
+
+    def _of_behaviour(self, name: str, own: Mapping[str, Any]) -> JobConfig:
+        """The job of a behaviour that has options of its own. Raises `ConfigError` as `JobConfig.load`."""
+        values = {key: value for key, value in self.document.values.items() if key != "behaviours"}
+        for key in set(own) & set(TOP_OPTIONS):
+            self._add(("behaviours", name, key), "is an option of the whole job, expected components")
+        prefix: Loc = ("behaviours", name)
+        lines = {loc[2:]: line for loc, line in self.document.lines.items() if loc[:2] == prefix and len(loc) > 2}
+        document = JobFile(merged_options(values, own), {**self.document.lines, **lines}, self.document.file)
+        return _Validation(document, self.path).job()
 
     def _contract(self, value: Any) -> dict[str, Any] | None:
         """The contract itself, or that of the file which ``value`` names."""
@@ -375,7 +408,7 @@ class _Validation:
             # Unknown keys first: a key that is missing is often there under another name.
             problems = error.errors(include_url=False)
             for problem in sorted(problems, key=lambda problem: problem["type"] != "extra_forbidden"):
-                self._add((*loc, *_walk(model, problem["loc"])[0]), self._message(model, value, problem))
+                self._add((*loc, *walk(model, problem["loc"])[0]), self._message(model, value, problem))
         return None
 
     def _message(self, model: type[BaseModel], value: Any, problem: Mapping[str, Any]) -> str:
@@ -384,7 +417,7 @@ class _Validation:
         if problem["type"] == "extra_forbidden":
             if model is TrainerConfig and loc[0] == "algorithm":  # its model depends on its value
                 model, loc = config_class(value["algorithm"], self.folder), loc[1:]
-            return f"unknown key{nearest(str(loc[-1]), _walk(model, loc[:-1])[1])}"
+            return f"unknown key{nearest(str(loc[-1]), walk(model, loc[:-1])[1])}"
         if problem["type"] == "missing":
             return "is missing"
         if problem["type"] == "union_tag_invalid":
@@ -457,34 +490,3 @@ class _Validation:
         if self.errors:
             more = f" (and {len(self.errors) - 1} more)" if len(self.errors) > 1 else ""
             raise ConfigError(self.errors[0] + more, file=self.document.file, errors=self.errors)
-
-
-def _walk(model: type[BaseModel], loc: Loc) -> tuple[Loc, list[str]]:
-    """``loc`` as in the file, and the keys valid there; none if annotations do not define them."""
-    plain: list[int | str] = []
-    choices = [model]
-    for part in loc:
-        named = [
-            model for model in choices if "name" in model.model_fields and model.model_fields["name"].default == part
-        ]
-        if len(choices) > 1 and named:  # pydantic's note of which of several models it took
-            choices = named
-            continue
-        plain.append(part)
-        if isinstance(part, str):
-            choices = [
-                inner
-                for model in choices
-                for name, field in model.model_fields.items()
-                if part in (name, field.alias)
-                for inner in _models_in(field.annotation)
-            ]
-    fields = choices[0].model_fields if len(choices) == 1 else {}
-    return tuple(plain), [field.alias or name for name, field in fields.items()]
-
-
-def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for argument in getattr(annotation, "__args__", ()):
-        yield from _models_in(argument)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import BaseModel
 
 from brayx.errors import ConfigError, first_line
 
@@ -177,3 +178,34 @@ def dotted(loc: Loc) -> str:
 def short(value: Any) -> str:
     text = "null" if value is None else json.dumps(value, default=str)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def walk(model: type[BaseModel], loc: Loc) -> tuple[Loc, list[str]]:
+    """``loc`` as in the file, and the keys valid there; none if annotations do not define them."""
+    plain: list[int | str] = []
+    choices = [model]
+    for part in loc:
+        named = [
+            model for model in choices if "name" in model.model_fields and model.model_fields["name"].default == part
+        ]
+        if len(choices) > 1 and named:  # pydantic's note of which of several models it took
+            choices = named
+            continue
+        plain.append(part)
+        if isinstance(part, str):
+            choices = [
+                inner
+                for model in choices
+                for name, field in model.model_fields.items()
+                if part in (name, field.alias)
+                for inner in _models_in(field.annotation)
+            ]
+    fields = choices[0].model_fields if len(choices) == 1 else {}
+    return tuple(plain), [field.alias or name for name, field in fields.items()]
+
+
+def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for argument in getattr(annotation, "__args__", ()):
+        yield from _models_in(argument)

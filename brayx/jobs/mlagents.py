@@ -146,23 +146,22 @@ class _Translation:
         return made
 
     def _behaviours(self) -> None:
-        """Converts the behaviours, which must all have the same options."""
+        """Converts the behaviours. Options that differ are those of each behaviour's own."""
         default = self._mapping(("default_settings",))
-        given = self._mapping(("behaviors",))
-        merged: dict[Loc, dict[str, Any]] = {
-            ("behaviors", name): merged_options(default, self._mapping(("behaviors", name))) for name in given
-        }
-        (first, values), *others = (merged or {("default_settings",): default}).items()
-        self._behaviour(
-            merged_options(values, {"network_settings": dict(self._flags.get("network_settings", {}))}), first
-        )
-        for loc, other in others:
-            differing = sorted(key for key in {*values, *other} if values.get(key) != other.get(key))
-            if differing:
-                self._made.refused.append(
-                    f"{dotted(loc)} differs from {dotted(first)} in {', '.join(differing)}, and all behaviours of a "
-                    f"training have the same options: those of {dotted(first)}"
-                )
+        names = self._mapping(("behaviors",))
+        places: list[Loc] = [("behaviors", name) for name in names] or [("default_settings",)]
+        network = {"network_settings": dict(self._flags.get("network_settings", {}))}
+        made, jobs = self._made, list[dict[str, Any]]()
+        common = made.job
+        for loc in places:
+            made.job = {}
+            self._behaviour(merged_options(merged_options(default, self._mapping(loc)), network), loc)
+            jobs.append(made.job)
+        made.job = common | {key: jobs[0][key] for key in jobs[0] if all(jobs[0][key] == job.get(key) for job in jobs)}
+        if len(jobs) > 1:
+            made.job.setdefault("trainer.algorithm", {"name": jobs[0]["trainer.algorithm"]["name"]})
+            own = [{key: value for key, value in job.items() if made.job.get(key) != value} for job in jobs]
+            made.job["behaviours"] = dict(zip(names, map(_nested, own), strict=True))
 
     def _behaviour(self, values: Mapping[str, Any], loc: Loc) -> None:
         trainer = str(values.get("trainer_type", "ppo"))
@@ -331,6 +330,15 @@ class _Translation:
 
     def _error(self, loc: Loc, problem: str) -> ConfigError:
         return ConfigError(f"{self._document.where(loc)}: {dotted(loc)}: {problem}", key=dotted(loc))
+
+
+def _nested(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Options by component, from dotted paths."""
+    nested: dict[str, dict[str, Any]] = {}
+    for path, value in options.items():
+        component, _, key = path.partition(".")
+        nested.setdefault(component, {})[key] = value
+    return nested
 
 
 def _build(path: str) -> str:

@@ -58,11 +58,14 @@ def served_models(job: JobConfig, uri: str, references: Mapping[str, str]) -> di
     if not behaviours:
         sources = sources_of(job, uri, references)
         job = with_contract(job, sources)
+        if job.contract is not None:
+            job = job.of_behaviour(parse_contract(job.contract).behaviour)
         return {name: ServedModel(source, job, name) for name, source in sources.items()}
     served = {}
     for behaviour, champion in sorted(behaviours.items()):
-        source = pooled(job, learned[0], uri, f"models:/{champion.name}@champion")
-        served[behaviour] = ServedModel(source, with_contract(job, {learned[0]: source}), learned[0], behaviour)
+        own = job.of_behaviour(behaviour)
+        source = pooled(own, learned[0], uri, f"models:/{champion.name}@champion")
+        served[behaviour] = ServedModel(source, with_contract(own, {learned[0]: source}), learned[0], behaviour)
     first = next(iter(served.values())).job
     others = {name: pooled(job, name, uri, references.get(name, "")) for name in job.models if name != learned[0]}
     return {**{name: ServedModel(source, first, name) for name, source in others.items()}, **served}

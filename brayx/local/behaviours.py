@@ -7,6 +7,7 @@ others train: its games' starts are held in the lobby until its first weights ac
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,13 @@ from brayx.jobs.champion import behaviour_pool, drawn_curve
 from brayx.jobs.checks import check_learning
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.contracts import contract_lines, parse_contract, plain_name
+from brayx.jobs.document import nearest
 from brayx.jobs.recorded import contract_of_trial, contracts_of_children, with_resumed_contract
 from brayx.jobs.result import promote
 from brayx.jobs.trainee import Trainees
 from brayx.jobs.training import READY_TIMEOUT_S
 from brayx.jobs.watching import IDLE_S, Idle
+from brayx.local.job import in_one_process
 from brayx.local.trainee import LocalTrainee
 from brayx.metrics.totals import joined
 from brayx.replay.buffer import NullBuffer
@@ -34,6 +37,9 @@ if TYPE_CHECKING:
     from brayx.trainer.loop import TrainingSummary
 
 _CLOSE_S = 5.0
+
+_ANNOUNCED_S = 60.0
+"""After so long, the games' behaviours are taken for all that there are."""
 
 
 class BehaviourTraining(Trainees[LocalTrainee]):
@@ -60,6 +66,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         self._starting: dict[str, float] = {}
         """Deadline of the first weights of each behaviour whose starts are still held."""
         self._idle, self._ended = Idle(), set[str]()
+        self._announced, self._missing_at = {name}, time.monotonic() + _ANNOUNCED_S
         self._pool = ""
         self.factories: dict[str, AgentActorFactory] = {}
         self._make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
@@ -90,6 +97,8 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         Raises:
             BrayxError: a behaviour's learner failed.
         """
+        if time.monotonic() > self._missing_at:
+            self._say_missing()
         for contract in self._lobby.arrived():
             if contract.behaviour not in self.trainees and self._begin(contract):
                 self.trainees[contract.behaviour].learner.start()
@@ -118,6 +127,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
 
     def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
         """Registers the best of each behaviour; returns the first one's version, and a message for each."""
+        self._say_missing()
         versions: dict[str, int | None] = {}
         lines: list[str] = []
         several = len(self.trainees) > 1
@@ -144,17 +154,31 @@ class BehaviourTraining(Trainees[LocalTrainee]):
             if trainee is not self._trainee:
                 trainee.end("FINISHED" if finished else "KILLED")
 
+    def _say_missing(self) -> None:
+        """Says once which behaviours have options but are in no game."""
+        if self._missing_at < math.inf:
+            self._missing_at = math.inf
+            for name in self._lobby.job.behaviours:
+                if name not in self._announced:
+                    self._say(
+                        f"behaviours.{name} has no effect: no game has this behaviour{nearest(name, self._announced)}"
+                    )
+
     def _begin(self, contract: Contract) -> bool:
         """Makes the learner of a behaviour that has appeared. Returns False if it cannot be learned and is refused."""
         name = contract.behaviour
-        job = self._job.with_initial_weights(None)  # which are the first behaviour's
+        self._announced.add(name)
+        job, _ = in_one_process(self._lobby.job.of_behaviour(name))
+        trainer = only("trainer", job.trainers)
+        if job.trainers[trainer].initial_weights == self._lobby.job.trainers[trainer].initial_weights:
+            job = job.with_initial_weights(None)  # which are the first behaviour's
         job = job.model_copy(update={"contract": contract.as_dict()})
         clerk: Clerk | None = None
         try:
             if plain_name(name) in map(plain_name, self.trainees):
                 raise ConfigError(f"its trial and model would be {plain_name(name)!r}, as another behaviour's are")
             layout = check_learning(job)
-            kept = job.trainers[only("trainer", job.trainers)].checkpoints_kept
+            kept = job.trainers[trainer].checkpoints_kept
             clerk = self._clerk.child(plain_name(name), {"behaviour": name, **job.as_dict()}, kept=kept)
             if clerk.may_resume:
                 with_resumed_contract(job, f"{self._clerk.trial().name}/{name}", clerk.call(contract_of_trial))

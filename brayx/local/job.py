@@ -121,6 +121,7 @@ def train_in_process(
 
         if lobby is not None:
             job = lobby.wait()
+            job = job.of_behaviour(parse_contract(job.contract).behaviour)
         if job.contract is not None:
             clerk.params = job.as_dict()
         actor, layout = check_job(job)
@@ -252,7 +253,7 @@ class _LocalTraining(JobTraining):
         recorders = recorders_of(job.recording, numbers, job.drawing)
 
         def factory(job: JobConfig, services: Services, **parts: Any) -> AgentActorFactory:
-            as_dict = job.in_mode("train").as_dict()
+            as_dict, actor = job.in_mode("train").as_dict(), job.actors[self.actor]
             return AgentActorFactory.of(actor, job.agents, job.folder, as_dict, services, recorders=recorders, **parts)
 
         if self._behaviours is None:

@@ -72,13 +72,14 @@ class Lobby:
         actor: name of its actor.
 
     Attributes:
+        job: the job.
         doors: the actor's doors, open inside the context.
         games: the job's gamecores.
         say: prints a line; `bind` replaces it by the display's.
     """
 
     def __init__(self, job: JobConfig, actor: str) -> None:
-        self._job, self._config = job, job.actors[actor]
+        self.job, self._config = job, job.actors[actor]
         self._behaviours: dict[str, _Behaviour] = {}
         self._arrived: queue.SimpleQueue[Contract] = queue.SimpleQueue()
         self._taken = 0
@@ -96,7 +97,7 @@ class Lobby:
         self.doors.open()
         try:
             self.games = Gamecores(
-                self._config.gamecores, self.doors.urls, self._job.folder, self._failed, lambda text: self.say(text)
+                self._config.gamecores, self.doors.urls, self.job.folder, self._failed, lambda text: self.say(text)
             )
             self.games.__enter__()
         except BaseException:
@@ -125,7 +126,7 @@ class Lobby:
         while True:
             with contextlib.suppress(queue.Empty):
                 contract = self._arrived.get(timeout=_LOOK_S)
-                return self._job.model_copy(update={"contract": contract.as_dict()})
+                return self.job.model_copy(update={"contract": contract.as_dict()})
             now = time.monotonic()
             if self.games.messages and self.games.messages[-1] != last:
                 last = self.games.messages[-1]
@@ -208,9 +209,9 @@ class Lobby:
             return known  # the actor checks the start
         if start.opponent:
             Actor().ask(start.opponent)
-        if start.record and (self._job.recording is None or not self._job.recording.on_request):
+        if start.record and (self.job.recording is None or not self.job.recording.on_request):
             Actor().record()
-        is_league = bool(self._job.leagues)  # its players have one model
+        is_league = bool(self.job.leagues)  # its players have one model
         expected = next(iter(contracts.values()), None) if is_league else contracts.get(name)
         contract = contract_of(document, expected)
         ActionLimits(contract, *ContractBodies(contract).limits(document)).check_learnable()
@@ -224,7 +225,7 @@ class Lobby:
                 "it refused: mend the game and start the job again",
                 field="behaviour",
             )
-        check_parameters(contract, self._job.as_dict())
+        check_parameters(contract, self.job.of_behaviour(name).as_dict())
         return self._take(contract)
 
     def _take(self, contract: Contract) -> _Behaviour:

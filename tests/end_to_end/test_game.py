@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from brayx.gamecore.contract import Contract
-from brayx.tracking import find
+from brayx.jobs.recorded import read_meta
+from brayx.tracking import find, local_files
 from tests.end_to_end.jobs import FREE_PORTS, brayx, said_on_failure, setting, trials, without_ray
 
 CONTRACT = {
@@ -35,6 +36,8 @@ LENGTH = 16
 ALONE = 100
 """Games that each player of the first behaviour plays before the other one has come: fewer than it learns from."""
 SMALL = ("buffer.batch_size=4", "trainer.num_steps=6000", "console_port=null")
+OWN = ("behaviours.three.network.hidden=[32]", "behaviours.thre.trainer.num_steps=1")
+"""Options of single behaviours; there is none of the second name."""
 
 
 class Side:
@@ -123,7 +126,7 @@ class Players:
 
 def test_a_game_that_says_its_contract_is_learned_and_served(tmp_path: Path) -> None:
     environment = without_ray(tmp_path)
-    options = setting(*FREE_PORTS, *SMALL)
+    options = setting(*FREE_PORTS, *SMALL, *OWN)
     with brayx(tmp_path, "train", "game.yaml", *options, environment=environment) as train, said_on_failure(train):
         train.until(train.says("waiting for a game: it connects to http://"), "it waits")
         door = re.search(r"connects to (http://[\d.:]+)", train.err)
@@ -134,6 +137,8 @@ def test_a_game_that_says_its_contract_is_learned_and_served(tmp_path: Path) -> 
     assert "observations: side: 1 float32; noise: 3 float32" in train.err
     assert "actions: go: one of 2 choices from 1" in train.err
     assert "behaviour 'three' begins to learn" in train.err
+    assert train.err.count("behaviours.thre has no effect: no game has this behaviour; nearest is 'three'") == 1
+    hidden = {"agent": [64, 64], "three": [32]}
     for name, contract in {"agent": CONTRACT, "three": THREE}.items():
         mean = re.search(rf"{name}: champion: game-{name} version 1, mean return ([\d.]+)", train.out)
         assert mean is not None
@@ -142,6 +147,7 @@ def test_a_game_that_says_its_contract_is_learned_and_served(tmp_path: Path) -> 
         champion = find(f"models:/game-{name}@champion", trial.uri)
         assert champion.run_id == trial.run_id
         assert champion.tags["brayx.contract"] == Contract.parse(contract).id
+        assert read_meta(local_files(champion, trial.uri))["job"]["network"]["hidden"] == hidden[name]
     kept = [Contract.parse(json.loads(file.read_text())) for file in tmp_path.rglob("contract.json")]
     assert {contract.behaviour: contract for contract in kept} == {
         "agent": Contract.parse(CONTRACT),

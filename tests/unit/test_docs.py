@@ -56,6 +56,7 @@ from brayx.gamecore.protocol import MAX_HEADER_BYTES, WS_SUBPROTOCOL
 from brayx.jobs.config import KINDS, JobConfig
 from brayx.jobs.kinds import SourceConfig
 from brayx.jobs.new import new_project
+from brayx.jobs.shipped import TEMPLATES
 from brayx.model.grpc import ModelDoor
 from brayx.model.local import LocalModel
 from brayx.nets.heads import MASKED
@@ -478,7 +479,10 @@ def test_yaml(snippet: Snippet, examples: Path, tmp_path: Path) -> None:
     assert snippet.is_("job"), f"{snippet}: a comment before a YAML snippet says what it is"
     parts = yaml.safe_load(snippet.text)
     if match := re.match(r"job: part of (\w+)\.yaml(?:; with (\w+))?", snippet.mark):
-        shutil.copytree(examples / match[1], tmp_path, dirs_exist_ok=True)
+        if (shipped := TEMPLATES / f"{match[1]}.yaml").exists():
+            shutil.copy(shipped, tmp_path)
+        else:
+            shutil.copytree(examples / match[1], tmp_path, dirs_exist_ok=True)
         if match[2]:
             (tmp_path / f"{match[2]}.py").touch()
         whole = yaml.safe_load((tmp_path / f"{match[1]}.yaml").read_text())

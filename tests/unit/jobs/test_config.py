@@ -19,6 +19,7 @@ from brayx.local.training import Training
 
 TEMPLATES = Path(__file__).parents[3] / "pipelines" / "templates"
 CARTPOLE = TEMPLATES / "cartpole.yaml"
+GAME = TEMPLATES / "game.yaml"
 
 JOB = """\
 project: mine
@@ -397,3 +398,41 @@ def test_an_invalid_buffer_is_refused_with_its_own_error(write: Any) -> None:
     ):
         with pytest.raises(ConfigError, match=re.escape(message)):
             JobConfig.load(write(JOB), [override])
+
+
+class TestBehaviours:
+    def test_a_behaviours_options_are_those_of_the_job_and_its_own(self) -> None:
+        own = "{trainer: {num_steps: 7, algorithm: {epochs: 2}}, network: {hidden: [8]}, actor: {episode_length: 9}}"
+        slow = "{trainer: {algorithm: {name: sac}}}"
+        job = JobConfig.load(GAME, [f"behaviours={{Quick: {own}, Slow: {slow}}}"])
+        shared, quick, sac = job.of_behaviour("Other"), job.of_behaviour("Quick"), job.of_behaviour("Slow")
+        assert shared.as_dict() == {**job.as_dict(), "behaviours": {}}
+        assert (quick.trainers["trainer"].num_steps, quick.actors["actor"].episode_length) == (7, 9)
+        assert quick.configs["network"].model_dump()["hidden"] == [8]
+        ppo = job.trainers["trainer"].algorithm
+        assert quick.trainers["trainer"].algorithm == ppo.model_copy(update={"epochs": 2})
+        assert quick.buffers == job.buffers
+        assert sac.trainers["trainer"].algorithm.name == "sac", "another algorithm has its own defaults"
+        assert sac.buffers["buffer"].sampler == "uniform"
+
+    def test_a_change_of_the_job_is_kept(self) -> None:
+        job = JobConfig.load(GAME, ["behaviours.Quick.trainer.num_steps=7"])
+        contract = {"contract": 1, "observations": {"at": {"shape": [1]}}, "actions": {"go": {"size": 2}}}
+        assert job.model_copy(update={"contract": contract}).of_behaviour("Quick").contract == contract
+        assert JobConfig.of(job.as_dict(), job.folder).of_behaviour("Quick").trainers["trainer"].num_steps == 7
+
+    @pytest.mark.parametrize(
+        ("option", "message"),
+        [
+            (
+                "Quick.trainer.num_stepps=7",
+                "behaviour 'Quick': .*trainer.num_stepps: unknown key; nearest is 'num_steps'",
+            ),
+            ("Quick.trainr.num_steps=7", "behaviour 'Quick': .*trainr.kind: has no `kind`"),
+            ("Quick.seed=7", "behaviours.Quick.seed: is an option of the whole job"),
+            ("Quick=7", "behaviours.Quick: is 7, expected"),
+        ],
+    )
+    def test_a_wrong_option_is_named(self, option: str, message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
+            JobConfig.load(GAME, [f"behaviours.{option}"])

@@ -243,11 +243,27 @@ def test_each_flag_is_a_key_of_its_section() -> None:
             assert {key for key, _, _ in flags.values()} == {*SECTIONS[name].model_fields}
 
 
-def test_behaviours_with_the_same_options_are_one(tmp_path: Path) -> None:
-    both = "default_settings: {max_steps: 1000}\nbehaviors:\n  Big: {time_horizon: 32}\n  Small: {time_horizon: %d}\n"
-    assert read(tmp_path, both % 32).refused == []
-    (line,) = read(tmp_path, both % 16).refused
-    assert line.startswith("behaviors.Small differs from behaviors.Big in time_horizon, and all behaviours")
+def test_each_behaviour_keeps_its_own_settings(tmp_path: Path) -> None:
+    text = """
+default_settings: {max_steps: 1000, network_settings: {num_layers: 1, hidden_units: 16}}
+behaviors:
+  Big: {time_horizon: 32, hyperparameters: {epsilon: 0.3}}
+  Small: {trainer_type: sac, max_steps: 2000, hyperparameters: {buffer_init_steps: 70}}
+  Third: {max_steps: 3000, network_settings: {hidden_units: 8}, hyperparameters: {num_epoch: 9}}
+"""
+    options = read(tmp_path, text)
+    assert options.refused == []
+    jobs = [options.load().of_behaviour(name) for name in ("Big", "Small", "Third")]
+    assert [job.trainers["trainer"].num_steps for job in jobs] == [1000, 2000, 3000]
+    assert [job.configs["network"].model_dump()["hidden"] for job in jobs] == [[16], [16], [8]]
+    assert [job.buffers["buffer"].unroll_length for job in jobs] == [32, 1, 64]
+    assert [job.actors["actor"].episode_length for job in jobs] == [32, 64, 64]
+    assert [job.buffers["buffer"].min_columns for job in jobs][1:] == [70, 1]
+    alone = read(tmp_path, text.replace("  Small: {", "#").replace("  Third: {", "#")).load()
+    algorithms = [job.trainers["trainer"].algorithm for job in (alone, *jobs)]
+    assert [algorithm.name for algorithm in algorithms] == ["ppo", "ppo", "sac", "ppo"]
+    assert algorithms[1] == algorithms[0], "as if it were the only one"
+    assert algorithms[3].model_dump(include={"clip_param", "epochs"}) == {"clip_param": 0.2, "epochs": 9}
 
 
 @pytest.mark.parametrize(
