@@ -1,5 +1,6 @@
 # make        says what there is
-# PYTHON=...  which interpreter makes the environment; TORCH_INDEX=... where else pip looks for torch
+# PYTHON=...  which interpreter makes the environment
+# TORCH_INDEX=...  where else pip looks for torch; without a GPU that is PyTorch's index of CPU builds, if it answers
 # ARGS=...    further arguments of the command that is run
 
 SHELL := /bin/bash
@@ -9,6 +10,9 @@ SHELL := /bin/bash
 SUPPORTED := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))
 PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	"$$python" -c '$(SUPPORTED)' 2>/dev/null && echo "$$python" && break; done)
+CPU_BUILDS := https://download.pytorch.org/whl/cpu
+ANSWERS := import urllib.request; urllib.request.urlopen("$(CPU_BUILDS)/torch/", timeout=2)
+TORCH_INDEX ?= $(shell [ ! -e /dev/nvidia0 ] && "$(PYTHON)" -c '$(ANSWERS)' 2>/dev/null && echo $(CPU_BUILDS))
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed

@@ -106,6 +106,7 @@ NOT_RUN = {
     "tests/unit/jobs/test_handles.py does the same",
     "starts a Ray and trains; tests/end_to_end/test_environments.py runs it with fewer steps",
     "a configuration of Prometheus",
+    "a configuration of HAProxy",
 }
 """The reasons for not running a snippet."""
 

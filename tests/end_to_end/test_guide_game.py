@@ -1,4 +1,4 @@
-"""The README's own game trains, as it stands there, with the command that stands there."""
+"""The game of docs/guide-own-game.md trains, as it stands there, with the command that stands there."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tests.unit.test_docs import snippets_of
 pytestmark = pytest.mark.slow
 
 
-def test_the_readme_game_trains_to_its_target(tmp_path: Path) -> None:
-    shown = {name: snippet.text for snippet in snippets_of(ROOT / "README.md") if (name := snippet.is_("file"))}
-    assert len(shown) == 4
+def test_the_guides_game_trains_to_its_target(tmp_path: Path) -> None:
+    snippets = snippets_of(ROOT / "docs" / "guide-own-game.md")
+    shown = {name: snippet.text for snippet in snippets if (name := snippet.is_("file"))}
+    shown = {name: shown[f"match/{name}"] for name in ("match_game.py", "match_agent.py", "match_model.py", "match.yaml")}
     for name, text in shown.items():
-        path = tmp_path / name
+        path = tmp_path / "match" / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text + "\n")
     words = ["train", "match/match.yaml", *setting(*FREE_PORTS)]
