@@ -43,6 +43,9 @@ class Actor:
         """
         raise ProtocolError("this service does not record sessions on request", header="record")
 
+    def trace(self, traceparent: str) -> None:
+        """Called before a start or tick whose request has a ``traceparent``, which is not checked."""
+
     async def start(self, session: str, body: bytes) -> bytes:
         """Begins the session ``session``."""
         raise NotImplementedError

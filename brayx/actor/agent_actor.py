@@ -155,6 +155,7 @@ class AgentActor(Actor):
         self._start = self._stop = b""
         self._request: Any = None
         self._recorded_for = ""
+        self._traceparent = ""
         self._carried: Carried | None = None
         self._tick = 0
         self._counted = 0
@@ -168,6 +169,11 @@ class AgentActor(Actor):
         if not any(recorder.on_request for recorder in self._factory.recorders):
             super().record()
         self._recorded_for = REQUESTED
+
+    def trace(self, traceparent: str) -> None:
+        self._traceparent = traceparent
+        self._logs.trace(traceparent)
+        self._watch_forwards()
 
     async def start(self, session: str, body: bytes) -> bytes:
         self._factory = factory = self._factory.playing(body)
@@ -188,6 +194,7 @@ class AgentActor(Actor):
             self._agents = self._make_agents(state)
             reply = codec.started(state.output) if player.reply is None else dumps_json(player.reply).encode()
             self._logs = SessionLogs(factory.recorders, session, body, player.label, self._recorded_for, reply)
+            self._logs.trace(self._traceparent or _traceparent_in(start))
             self._watch_forwards()
         except BaseException:
             player.leave("error")  # a failed start has no end
@@ -247,9 +254,13 @@ class AgentActor(Actor):
         logs = self._logs
         began = clock.now() if logs.taking else 0.0
         state = self._state_of(body)
+        if logs.taking:
+            logs.phase("decode")
         with self._agents.services.use():
             try:
                 await self._agents.act(state)
+                if logs.taking:
+                    logs.phase("agents")
                 reply = self._encoded(state)
             except BaseException as error:
                 logs.failed(state, body, began, self.arrived, self._failures.why(error))
@@ -432,3 +443,9 @@ class AgentActor(Actor):
         if self._models.arms and self._tick > self._counted:
             self._models.count("arm_ticks", float(self._tick - self._counted))
         self._counted = self._tick
+
+
+def _traceparent_in(start: Any) -> str:
+    """The ``traceparent`` in a start's parsed body; empty: there is none."""
+    value = start.get("traceparent") if isinstance(start, dict) else None
+    return value if isinstance(value, str) else ""

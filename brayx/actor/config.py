@@ -156,6 +156,8 @@ class ActorConfig(SessionConfig):
     keys_file: str | None = None
     """File of the keys that requests are signed with (`brayx keys new`), in a job relative to its YAML's folder; null:
     the environment's, if it has any. A training job does not require keys."""
+    tracing: bool = False
+    """Sends spans of the ticks of sampled traces by OpenTelemetry; needs the extra ``tracing``."""
     gamecores: list[GamecoreConfig] = []
     """Game processes that a training job starts."""
 

@@ -23,6 +23,12 @@ class SessionLog:
     is_taking = True
     why = ""
 
+    def trace(self, traceparent: str) -> None:
+        """Takes the client's span, of which the ticks from now on are a part; it is not checked."""
+
+    def phase(self, name: str) -> None:
+        """Marks the end of a phase of the running tick: ``decode``, then ``agents``; after that it is encoded."""
+
     def tick(self, state: State, body: bytes, reply: bytes, began: float, arrived: float) -> None:
         """Adds a tick.
 
@@ -117,6 +123,17 @@ class SessionLogs:
         """See `SessionLog.failed`."""
         for log in self._all:
             log.failed(state, body, began, arrived, why)
+
+    def trace(self, traceparent: str) -> None:
+        """See `SessionLog.trace`."""
+        for log in self._all:
+            log.trace(traceparent)
+        self._choose()
+
+    def phase(self, name: str) -> None:
+        """See `SessionLog.phase`."""
+        for log in self.taking:
+            log.phase(name)
 
     def forward(self, model: str, forward: Forward, seconds: float) -> None:
         """See `SessionLog.forward`."""

@@ -9,7 +9,7 @@ import gc
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
@@ -18,12 +18,15 @@ from brayx.actor.doors.ports import NativeDoors
 from brayx.actor.ownership import Ownership
 from brayx.actor.service import Holder, Reply, Service
 from brayx.actor.table import SessionTable
-from brayx.errors import BrayxError, Unauthorized
+from brayx.errors import BrayxError, ConfigError, Unauthorized
 from brayx.gamecore.auth import READING, Keys
 from brayx.gamecore.browser import Cors, Hosts
 from brayx.gamecore.protocol import StepRequest
 from brayx.metrics import Recorder
 from brayx.metrics.openmetrics import OpenMetrics
+
+if TYPE_CHECKING:
+    from brayx.actor.tracing import TickTracing
 
 GC_THRESHOLD = 10_000
 """New objects after which Python looks for cycles. At 700, the default, it would look several times at the objects that
@@ -48,6 +51,27 @@ class Runtime:
     describe: Callable[[], dict[str, Any]] = dict
     close: list[Callable[[], Awaitable[None]]] = field(default_factory=list)
     admit: Callable[[StepRequest], Awaitable[None]] | None = None
+
+
+def tracing_of(config: ActorConfig, service: str, recorder: Recorder) -> list[TickTracing]:
+    """A list with what makes spans of the ticks; empty: the actor does not trace.
+
+    Args:
+        config: the actor's options.
+        service: name of the service in its spans.
+        recorder: recorder of the process.
+
+    Raises:
+        ConfigError: the extra is missing.
+    """
+    if not config.tracing:
+        return []
+    try:
+        from brayx.actor.tracing import TickTracing
+
+        return [TickTracing.exporting(service, recorder)]
+    except ImportError as error:
+        raise ConfigError(f"actor.tracing needs its extra ({error}): pip install 'brayx[tracing]'") from None
 
 
 class ActorService(Service):

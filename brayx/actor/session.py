@@ -243,6 +243,8 @@ class Session:
                     continue
                 request, reply, arrived, answered = inbox.popleft()
                 self.actor.arrived = arrived
+                if request.traceparent:
+                    self.actor.trace(request.traceparent)
                 if answered is not None:
                     await self.run_answered(request, answered)
                 elif request.kind is _TICK:

@@ -272,6 +272,8 @@ class SessionTable(Service):
                 actor.ask(request.opponent)
             if request.record:
                 actor.record()
+            if request.traceparent:
+                actor.trace(request.traceparent)
             answer = await session.guard(actor.start(session.id, request.body), "start")
         except BaseException as error:
             self._forget(session)

@@ -19,6 +19,7 @@ from ray import serve
 from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig, AgentConfig
+from brayx.actor.serving import tracing_of
 from brayx.cluster.hub import HubClient
 from brayx.cluster.league_seats import LeagueInReplica, LeagueSpec
 from brayx.cluster.model import model_application
@@ -134,7 +135,8 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         buffers[name] = await asyncio.to_thread(RemoteBuffer.attach, actor_name, recorder=recorder)
         runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
     runtime.close.append(close_recorder)
-    recorders = recorders_of(spec.recording, recorder, spec.drawing)
+    tracing = tracing_of(spec.actor, str(spec.config["project"]), recorder)
+    recorders = recorders_of(spec.recording, recorder, spec.drawing, tracing)
     runtime.drawing = spec.drawing
     runtime.close[:0] = closing(recorders)
     services = Services(models=models, buffers=buffers, recorder=runtime.recorder)

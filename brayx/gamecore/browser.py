@@ -17,7 +17,7 @@ from brayx.ports import is_loopback
 ANY = "*"
 """An origin that stands for all."""
 _METHODS = b"GET, POST, OPTIONS"
-_HEADERS = b"content-type, session, step_kind, step-kind, key, time, token, seq, opponent, record"
+_HEADERS = b"content-type, session, step_kind, step-kind, key, time, token, seq, opponent, record, traceparent"
 _LOCAL = "localhost"
 _LOCAL_ONLY = "this service has no keys and answers only to localhost and the names in 'allowed_hosts'"
 _MAX_AGE_S = b"600"

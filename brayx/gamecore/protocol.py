@@ -74,6 +74,7 @@ class StepRequest(NamedTuple):
         attached: that connection already held the session.
         opponent: whom a start asks for, as ``KEY=VALUE``, outside of its body; empty: nobody.
         record: a start asks for its session to be recorded.
+        traceparent: the client's span, as the header of W3C Trace Context; empty: not given.
     """
 
     kind: StepKind
@@ -87,6 +88,7 @@ class StepRequest(NamedTuple):
     attached: bool = False
     opponent: str = ""
     record: bool = False
+    traceparent: str = ""
 
 
 def game_of(session: str) -> str:
@@ -245,6 +247,7 @@ def parse_request(headers: Mapping[str, str], body: bytes) -> StepRequest:
         seq=parse_seq(headers.get("seq", "")),
         opponent=opponent,
         record=kind is StepKind.START and parse_record(headers.get("record", "")),
+        traceparent=headers.get("traceparent", ""),
     )
 
 
@@ -261,6 +264,7 @@ def request_headers(request: StepRequest) -> dict[str, str]:
         "attached": "1" if request.attached else "",
         "opponent": request.opponent,
         "record": "1" if request.record else "",
+        "traceparent": request.traceparent,
     }
     return {name: value for name, value in fields.items() if value}
 

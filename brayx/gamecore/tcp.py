@@ -154,7 +154,7 @@ class RequestReader:
                 if data[kind_at:body_at] == _TICK and session.isalnum():
                     request = _new(
                         StepRequest,
-                        (_KIND_TICK, str(session, "ascii"), data[body_at:], "", "", "", None, "", False, "", False),
+                        (_KIND_TICK, str(session, "ascii"), data[body_at:], "", "", "", None, "", False, "", False, ""),
                     )
                     return ((session, time, request),)
         return self._feed(data)
@@ -249,10 +249,13 @@ _new = tuple.__new__  # a named tuple's own constructor takes three times as lon
 def _request(session: bytes, kind: bytes, key: bytes, token: bytes, body: bytes, time: int) -> StepRequest:
     if not key and session.isalnum():  # fast path for almost every frame
         if kind == _TICK:
-            return _new(StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", None, "", False, "", False))
+            return _new(
+                StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", None, "", False, "", False, "")
+            )
         if kind[:5] == _NUMBERED and kind[5:].isdigit() and len(kind) <= 23:
             return _new(
-                StepRequest, (_KIND_TICK, str(session, "ascii"), body, "", "", "", int(kind[5:]), "", False, "", False)
+                StepRequest,
+                (_KIND_TICK, str(session, "ascii"), body, "", "", "", int(kind[5:]), "", False, "", False, ""),
             )
     name, mark, number = text_of(kind).partition("#")
     if mark and not number:

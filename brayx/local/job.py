@@ -242,7 +242,7 @@ class _LocalTraining(JobTraining):
         from brayx.actor.agent import Services
         from brayx.actor.agent_actor import AgentActorFactory
         from brayx.actor.host import LocalHost
-        from brayx.actor.serving import Runtime
+        from brayx.actor.serving import Runtime, tracing_of
         from brayx.recording.recorder import closing, recorders_of
 
         job, numbers, buffers = self.job, self.numbers, self.buffers
@@ -250,7 +250,8 @@ class _LocalTraining(JobTraining):
         self._champions = {name: self._champion(name) for name in job.models if name != self.config.model}
         others = {name: champion.model for name, champion in self._champions.items()}
         models = {self.config.model: learned, **others}
-        recorders = recorders_of(job.recording, numbers, job.drawing)
+        tracing = tracing_of(actor, job.project, numbers)
+        recorders = recorders_of(job.recording, numbers, job.drawing, tracing)
 
         def factory(job: JobConfig, services: Services, **parts: Any) -> AgentActorFactory:
             as_dict, actor = job.in_mode("train").as_dict(), job.actors[self.actor]

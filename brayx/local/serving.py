@@ -20,7 +20,7 @@ from brayx.actor.doors.ports import on_loopback
 from brayx.actor.host import LocalHost
 from brayx.actor.logs import SessionLogOpener
 from brayx.actor.models import ArmLike, Arms
-from brayx.actor.serving import Runtime
+from brayx.actor.serving import Runtime, tracing_of
 from brayx.command_line import say
 from brayx.console.job import ConsoleJob, console_keys, open_console, served_facts
 from brayx.console.live import LiveSessions
@@ -112,7 +112,8 @@ class Serving:
         followed = followed_by(self._sources)
         self._follower = AliasFollower(pool, followed, self._models) if followed else None
         self._work: list[asyncio.Task[None]] = []
-        self._recorders = recorders = recorders_of(job.recording, recorder, job.drawing)
+        tracing = tracing_of(config, job.project, recorder)
+        self._recorders = recorders = recorders_of(job.recording, recorder, job.drawing, tracing)
         keys = Keys.configured(config.keys_file)
         self.is_open = keys is None and not on_loopback(config, config.host)
         """Whether any machine that reaches a door may play."""

@@ -140,6 +140,12 @@ class Recorder:
                     cell = self._cells.setdefault(place, Cell())
                 cell.shape = shape
 
+    def last(self, name: str) -> float | None:
+        """The newest sample of a metric without a label; None: there is none since the last drain."""
+        with self._lock:
+            cell = self._cells.get((name, ""))
+            return None if cell is None else cell.last
+
     def metric(self, name: str) -> Metric:
         """The declaration of ``name``; an application's own defaults to a mean."""
         return METRICS.get(name) or self._own.get(name) or Metric(name, "", Kind.MEAN, "application metric")

@@ -16,6 +16,7 @@ import threading
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from brayx.actor.agent import State
 from brayx.children import ChildDied
@@ -29,6 +30,9 @@ from brayx.recording.frames import check_video
 from brayx.recording.group import FRAMES_BYTES, PACK_BYTES, TickGroup
 from brayx.recording.process import Message, Pack, WriterProcess, WriterReport
 from brayx.recording.session import RecordedSession
+
+if TYPE_CHECKING:
+    from brayx.actor.tracing import TickTracing
 
 logger = limited(__name__)
 
@@ -54,13 +58,16 @@ _Waiting = tuple[Pack, "list[State | None]", int]
 
 
 def recorders_of(
-    config: RecordingConfig | None, metrics: Recorder, drawing: Drawing | None = None
-) -> list[SessionRecorder]:
-    """A list with the job's recorder, which `closing` ends; empty: the job has no component ``recording``."""
-    return [] if config is None else [SessionRecorder(config, metrics, drawing=drawing)]
+    config: RecordingConfig | None,
+    metrics: Recorder,
+    drawing: Drawing | None = None,
+    tracing: Sequence[TickTracing] = (),
+) -> list[SessionRecorder | TickTracing]:
+    """The job's recorder, unless it has no component ``recording``, and what makes its spans; `closing` ends them."""
+    return [*([] if config is None else [SessionRecorder(config, metrics, drawing=drawing)]), *tracing]
 
 
-def closing(recorders: Sequence[SessionRecorder]) -> list[Callable[[], Awaitable[None]]]:
+def closing(recorders: Sequence[SessionRecorder | TickTracing]) -> list[Callable[[], Awaitable[None]]]:
     """Coroutine functions that close the recorders. Each runs in a thread, since closing waits for the last writes."""
     return [functools.partial(asyncio.to_thread, recorder.close) for recorder in recorders]
 

@@ -107,6 +107,7 @@ NOT_RUN = {
     "starts a Ray and trains; tests/end_to_end/test_environments.py runs it with fewer steps",
     "a configuration of Prometheus",
     "a configuration of HAProxy",
+    "needs an OpenTelemetry collector; tests/unit/actor/test_tracing.py has one",
 }
 """The reasons for not running a snippet."""
 

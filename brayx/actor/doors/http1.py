@@ -55,7 +55,7 @@ _STEP = STEP_PATH.encode()
 _SLICE_BYTES = 512
 """Maximum size of a slice for the parser, which cannot stop after a request. A body of known length is one slice."""
 _SLICES_OF_A_TURN = 32
-_NAMES = {name.encode(): name for name in (*SINGLE, "origin", "accept", "authorization")}
+_NAMES = {name.encode(): name for name in (*SINGLE, "origin", "accept", "authorization", "traceparent")}
 
 
 class HttpConnection(Connection):

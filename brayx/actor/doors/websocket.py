@@ -46,7 +46,7 @@ _TIMEOUT_STATUS = 408
 _EARLY_MESSAGES, _EARLY_BYTES = 64, 65_536
 """Most messages, and about the most bytes, that are read while a start waits: to see that the client leaves, the door
 has to read what it has sent before."""
-_FIELDS = ("session", "key", "time", "token", "seq", "opponent", "record")
+_FIELDS = ("session", "key", "time", "token", "seq", "opponent", "record", "traceparent")
 
 
 async def session(
@@ -204,6 +204,7 @@ class _Connection:
             holder.attached,
             fields["opponent"] if kind is StepKind.START else "",
             kind is StepKind.START and self._record,
+            fields["traceparent"] if kind is StepKind.START else "",
         )
 
     async def message(self, data: bytes, *, text: bool) -> None:

@@ -57,7 +57,7 @@ class SessionFrames:
             max_size=MAX_REPLY_BYTES,
         )
         handshake = self._protocol.connect()
-        for name in ("session", "key", "time", "token", "opponent"):
+        for name in ("session", "key", "time", "token", "opponent", "traceparent"):
             value = header_value(name, getattr(request, name))
             if value:
                 handshake.headers[name] = value

@@ -43,7 +43,7 @@ class RequestEncoder:
         self._start = f"POST {endpoint.prefix}{STEP_PATH} HTTP/1.1\r\nhost: {endpoint.authority}\r\n"
         for name, value in (headers or {}).items():
             self._start += f"{name}: {header_value(name, value)}\r\n"
-        self._fields: tuple[str | bool, ...] = ()
+        self._fields: tuple[object, ...] = ()
         self._head = b""
 
     def begin(self, request: StepRequest) -> tuple[bytes, HttpReply]:
@@ -56,8 +56,8 @@ class RequestEncoder:
         Raises:
             ProtocolError: a field cannot be a header value.
         """
-        kind, session, _, key, time, token, _, holder, attached, opponent, record = request
-        fields = (kind, session, key, time, token, holder, attached, opponent, record)
+        kind, session, _, key, time, token, _, *others = request
+        fields = (kind, session, key, time, token, *others)
         if fields != self._fields:
             lines = "".join(
                 f"{name}: {header_value(name, value)}\r\n"
