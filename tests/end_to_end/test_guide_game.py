@@ -13,11 +13,12 @@ pytestmark = pytest.mark.slow
 
 
 def test_the_guides_game_trains_to_its_target(tmp_path: Path) -> None:
+    files = [f"match/{name}" for name in ("match_game.py", "match_agent.py", "match_model.py", "match.yaml")]
     snippets = snippets_of(ROOT / "docs" / "guide-own-game.md")
-    shown = {name: snippet.text for snippet in snippets if (name := snippet.is_("file"))}
-    shown = {name: shown[f"match/{name}"] for name in ("match_game.py", "match_agent.py", "match_model.py", "match.yaml")}
+    shown = {name: snippet.text for snippet in snippets if (name := snippet.is_("file")) in files}
+    assert list(shown) == files
     for name, text in shown.items():
-        path = tmp_path / "match" / name
+        path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text(text + "\n")
     words = ["train", "match/match.yaml", *setting(*FREE_PORTS)]
