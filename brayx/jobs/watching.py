@@ -346,6 +346,8 @@ class Watch:
         self._silence = Absence(deadlines.now) if by_hand else Silence(games.num, deadlines.now, urls)
         self._pace, self._losses = Pace(batch_steps, deadlines.now), Losses(max_lost_share, deadlines.now)
         self._returns = Returns()
+        self._updates_before: float | None = None
+        self._learns = False
 
     def look(self, numbers: Mapping[str, float], notes: Mapping[str, str]) -> None:
         """Shows the newest numbers, and ends a training that cannot go on.
@@ -367,6 +369,12 @@ class Watch:
             say(f"{hint}; {newest}" if games.num else hint)
         if hint := self._returns.hint(numbers, notes):
             say(hint)
+        updates = numbers.get("updates", 0.0)
+        if self._updates_before is None:  # of the run that is resumed
+            self._updates_before = updates
+        if not self._learns and updates > self._updates_before:
+            self._learns = True
+            say(f"it is learning: its first update came with {numbers.get('env_steps', 0.0):,.0f} env steps")
         workers = sum(rollout.running for rollout in self._rollouts)
         self._progress.update(numbers, gamecores=games.running, workers=workers, note=last, errors=errors)
         if self._silence.is_over(numbers):

@@ -102,6 +102,17 @@ def test_the_hint_about_stops_without_a_return_is_shown_once(cluster, games, due
     hub.close()
 
 
+def test_the_first_update_is_said_once_also_of_a_resumed_run() -> None:
+    out = io.StringIO()
+    for before in (0.0, 7.0):
+        progress = Progress("t", num_steps=1, log_interval=10**9, console=Console(file=out, width=1000))
+        watch = Watch(progress, Starting(), Gamecores([], {}, "."), [], 8, None)
+        for updates, steps in ((before, 0.0), (before, 100.0), (before + 1, 1280.0), (before + 2, 2560.0)):
+            watch.look({"updates": updates, "env_steps": steps}, {})
+    assert out.getvalue().count("it is learning: its first update came with 1,280 env steps") == 2
+    assert out.getvalue().count("it is learning") == 2
+
+
 URLS = ["http://127.0.0.1:8000", "tcp://127.0.0.1:8001"]
 
 
