@@ -19,6 +19,7 @@ from brayx.actor.agent import Agent, Services, State
 from brayx.actor.agents import SessionAgents
 from brayx.actor.codec import Codec, dumps_json
 from brayx.actor.config import ActorConfig, AgentConfig, MessageConfig
+from brayx.actor.contract_agent import with_reward
 from brayx.actor.contracts import ContractCodec, behaviour_of, missing_arrays, unknown_behaviour
 from brayx.actor.episodes import Episodes
 from brayx.actor.failures import SessionFailures
@@ -107,8 +108,13 @@ class AgentActorFactory:
             codec: Codec = ContractCodec(contract=contract, missing=missing)
         else:
             codec = Codec(config.serialize, message(config.tick_input_proto), message(config.tick_output_proto))
+        classes = {name: load(agents[name].module, agents[name].class_name, folder) for name in config.agents}
+        if config.reward is not None:
+            module, _, function = config.reward.rpartition(".")
+            reward = load(module, function, folder)
+            classes = {name: with_reward(agent, reward) for name, agent in classes.items()}
         return cls(
-            agents={name: load(agents[name].module, agents[name].class_name, folder) for name in config.agents},
+            agents=classes,
             config=job,
             services=services,
             codec=codec,

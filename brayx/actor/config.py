@@ -127,6 +127,9 @@ class ActorConfig(SessionConfig):
     missing: dict[str, Any] = {}
     """Observations that a game's contract may lack while the model is served, by name: a number, for all values, or a
     value as a tick has it."""
+    reward: str | None = None
+    """Function ``module.function`` with the reward of a tick by contract, ``(tick)``, the module searched in the YAML
+    file's folder first; null: the tick's own, or its named rewards by their weights."""
     tick_input_proto: Annotated[MessageConfig | None, Field(validate_default=True)] = None
     """Message class of a tick's body, with ``serialize: proto``."""
     tick_output_proto: Annotated[MessageConfig | None, Field(validate_default=True)] = None
@@ -166,6 +169,15 @@ class ActorConfig(SessionConfig):
         """Ports that the service itself opens at `native_host`, by option; 0: any free port."""
         ports = {option: getattr(self, option) for option in PORT_OPTIONS}
         return {option: port for option, port in ports.items() if port is not None}
+
+    @field_validator("reward")
+    @classmethod
+    def _names_a_function(cls, value: str | None, info: ValidationInfo) -> str | None:
+        if value is not None and ("." not in value or not all(part.isidentifier() for part in value.split("."))):
+            raise ValueError("a function as module.function")
+        if value is not None and info.data.get("serialize", "contract") != "contract":
+            raise ValueError("null, because serialize is not contract")
+        return value
 
     @field_validator("tick_input_proto", "tick_output_proto")
     @classmethod

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -201,3 +201,8 @@ class ActionLimits:
             limit = f"{'forced' if name in self._forced else 'forbidden'}.{name}"
             given = f"{limit} and mask leave" if allowed.any() else f"{limit} leaves"
             raise BadLimits(f"{given} no choice, expected at least one", field=limit)
+
+
+def with_reward(agent: type[ContractAgent], function: Callable[[Tick], float]) -> type[ContractAgent]:
+    """The agent class whose `ContractAgent.reward` is a function of the tick, as ``actor.reward`` names one."""
+    return type(agent.__name__, (agent,), {"reward": lambda self, tick: float(function(tick))})

@@ -5,10 +5,12 @@ Imports the user's modules, which `JobConfig.load` does not. Knows nothing of ru
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import inspect
+from collections.abc import Collection, Iterator
 from typing import Literal
 
 from brayx.actor.agent import Agent
+from brayx.actor.contract_agent import ContractAgent
 from brayx.actor.players import scripted
 from brayx.components import load
 from brayx.errors import ConfigError
@@ -17,7 +19,7 @@ from brayx.league.config import LeagueConfig
 from brayx.recording.frames import check_video
 
 
-def check_code(job: JobConfig, actors: Iterable[str], *, mode: Literal["train", "serve"]) -> None:
+def check_code(job: JobConfig, actors: Collection[str], *, mode: Literal["train", "serve"]) -> None:
     """Loads a job's code in this process, because an error in a replica would be harder to find.
 
     Args:
@@ -36,6 +38,8 @@ def check_code(job: JobConfig, actors: Iterable[str], *, mode: Literal["train", 
         except ConfigError as error:
             key = key if "attribute" in error.details else "module"
             raise ConfigError(f"{job.file}: {place}.{key}: {error.message}", **error.details) from error
+    for actor in actors:
+        _check_reward(job, actor)
     for name, recording in job.recordings.items():
         if recording.frames is not None:
             try:
@@ -45,6 +49,25 @@ def check_code(job: JobConfig, actors: Iterable[str], *, mode: Literal["train", 
     if mode == "train":
         for name, trainer in job.trainers.items():
             _check_hooks(job, name, trainer.hooks)
+
+
+def _check_reward(job: JobConfig, actor: str) -> None:
+    config = job.actors[actor]
+    if config.reward is None:
+        return
+    place = f"{job.file}: {actor}.reward"
+    try:
+        module, _, function = config.reward.rpartition(".")
+        reward = load(module, function, job.folder)
+    except ConfigError as error:
+        raise ConfigError(f"{place}: {error.message}", **error.details) from error
+    try:
+        inspect.signature(reward).bind(None)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{place}: {config.reward} takes no tick: {error}; expected (tick)", key="reward") from None
+    for name in config.agents:
+        if not issubclass(load(job.agents[name].module, job.agents[name].class_name, job.folder), ContractAgent):
+            raise ConfigError(f"{place}: {name} decides its own rewards: it is no ContractAgent", key="reward")
 
 
 def _check_hooks(job: JobConfig, trainer: str, module: str | None) -> None:
@@ -58,7 +81,7 @@ def _check_hooks(job: JobConfig, trainer: str, module: str | None) -> None:
         raise ConfigError(f"{job.file}: {trainer}.hooks: {error.message}", **error.details) from error
 
 
-def _named(job: JobConfig, actors: Iterable[str], mode: str) -> Iterator[tuple[str, str, str, str]]:
+def _named(job: JobConfig, actors: Collection[str], mode: str) -> Iterator[tuple[str, str, str, str]]:
     """Component, key, module and attribute of all required code."""
     for actor in actors:
         config = job.actors[actor]

@@ -24,6 +24,7 @@ from brayx.actor.serving import Runtime
 from brayx.errors import BadBody, BadLimits, ConfigError
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.gamecore.contract_ticks import Tick
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.metrics import Recorder
 from brayx.types import Forward, Fragment
@@ -152,6 +153,23 @@ async def test_numbers_are_in_the_game_s_bounds_and_fragments_have_the_policy_s(
     assert numbers["episode_return"] == pytest.approx(1.5)
     assert (numbers["reward_sum.win"], numbers["reward_sum.style"], numbers["info.hp"]) == (1.0, 5.0, 3.0)
     assert not {"info.map", "info.seed"} & set(numbers), "no text, and no number that a float cannot hold"
+
+
+def halved(tick: Tick) -> float:
+    """A reward of the user's own."""
+    return tick.reward / 2 + tick.info.get("bonus", 0)
+
+
+async def test_a_function_of_the_tick_replaces_the_reward() -> None:
+    game = Game(CONTINUOUS, Fixed(mean=logits(0, 9, -0.5), log_std=logits(-9, -9, -9)), reward=f"{__name__}.halved")
+    await game.start()
+    await game.tick()
+    await game.tick(reward={"win": 1, "style": 10}, info={"bonus": 5})
+    await game.end(reward={"win": 1}, terminated=True)
+    (fragment,) = game.buffer.fragments
+    np.testing.assert_allclose(fragment.reward, [6.0, 0.5])
+    numbers = game.recorder.summary()
+    assert (numbers["episode_return"], numbers["reward_sum.win"]) == (6.5, 2.0), "the game's parts stay its own"
 
 
 async def test_a_game_that_says_not_how_it_ended_has_no_return() -> None:

@@ -17,7 +17,11 @@ CODE = """
     import numpy as np
     from brayx.nets.policy import policy_for
 
+    from brayx.actor.contract_agent import ContractAgent
+
     class Agent: ...
+    class Learning(ContractAgent): ...
+    def shaped(tick): return tick.reward
     def build_model(name, config): return policy_for(np.zeros(2, np.float32), num_actions=2)
     def build_source(name, config): ...
     def render(episode): ...
@@ -67,6 +71,27 @@ def test_a_module_that_raises_is_reported_with_its_key(file: Path) -> None:
     (file.parent / f"{name}.py").write_text("raise RuntimeError('no display')")
     with pytest.raises(ConfigError, match=r"picture\.module: .*raises_.*no display"):
         check_code(JobConfig.load(file, [f"picture.module={name}"]), ["actor"], mode="train")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"actor.reward": "MODULE.shapd"}, "actor.reward: .*'shapd'; nearest is 'shaped'"),
+        ({"actor.reward": "MODULE.build_model"}, "actor.reward: .*build_model takes no tick: .* expected .tick."),
+        ({"actor.reward": "MODULE.shaped", "agent.class": "Agent"}, "actor.reward: agent .* no ContractAgent"),
+        ({"actor.reward": "shaped"}, 'actor.reward: .*"shaped".* module.function'),
+        ({"actor.reward": "MODULE.shaped", "actor.serialize": "json"}, "actor.reward: .* serialize is not contract"),
+    ],
+)
+def test_a_reward_that_cannot_be_called_is_refused(file: Path, options: dict[str, str], message: str) -> None:
+    def checked(**given: str) -> None:
+        named = {key: value.replace("MODULE", f"code_of_{file.parent.name}") for key, value in given.items()}
+        check_code(JobConfig.load(file, [f"{key}={value}" for key, value in named.items()]), ["actor"], mode="train")
+
+    good = {"actor.serialize": "contract", "actor.reward": "MODULE.shaped", "agent.class": "Learning"}
+    checked(**good)
+    with pytest.raises(ConfigError, match=message):
+        checked(**{**good, **options})
 
 
 def test_hooks_that_cannot_be_called_are_refused_before_anything_starts(file: Path) -> None:
