@@ -72,10 +72,12 @@ class PinnedHandle(ModelHandle, Protocol):
 class Step:
     """One tick of an agent: its observation, its action, and what the learner needs about both.
 
+    Of several agents of one session (`brayx.actor.contract_agent`) all values have a leading axis, a row for each.
+
     Attributes:
         obs: nested array, one observation without batch axis.
         action: array, as decoded (``[]`` int64 for a discrete action).
-        log_prob: float, joint log-probability of ``action`` under the policy that acted.
+        log_prob: number, joint log-probability of ``action`` under the policy that acted.
         policy_version: version of the weights that acted.
         extras: further arrays by name, without batch axis. A recurrent policy's state *before* the step belongs here,
             as ``flatten(outputs["state"], "state")``.
@@ -83,8 +85,8 @@ class Step:
 
     obs: NestedArray
     action: np.ndarray
-    log_prob: float
-    policy_version: int
+    log_prob: Any
+    policy_version: Any
     extras: Mapping[str, np.ndarray] = field(default_factory=dict)
 
 

@@ -97,6 +97,16 @@ def services_in_use() -> Services | None:
     return _services.get(None)
 
 
+def model_in_use(name: str) -> tuple[Services, Any]:
+    """The services in use, and a model of theirs by its component's name.
+
+    Raises:
+        ConfigError: there is no such model, or none are in use.
+    """
+    services = _current()
+    return services, _named("model", name, services.models)
+
+
 def _current() -> Services:
     services = _services.get(None)
     if services is None:
@@ -131,8 +141,8 @@ async def forward(model: str, *args: NestedArray, deadline_s: float | None = Non
             Unless the agent catches it, the client gets it. The session continues.
         QueueFull, DeadlineExceeded: the model has no room, or took too long.
     """
-    services = _current()
-    handle: ModelHandle = _named("model", model, services.models)
+    handle: ModelHandle
+    services, handle = model_in_use(model)
     if services.seen is None:
         if deadline_s is None:
             return await handle.forward(*args)

@@ -1,32 +1,47 @@
 """`ContractAgent`: plays any game that says what it observes and what it can do.
 
-It acts with any mixture of actions and masks, and feeds any algorithm that learns from its own play. Knows nothing of
-encodings: ticks come decoded.
+It acts with any mixture of actions and masks, and feeds any algorithm that learns from its own play. One session may
+have several agents, whose ticks have a row for each: arrays then have a leading axis, and all else is the same. Knows
+nothing of encodings: ticks come decoded.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
 import sys
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import optree
 
 from brayx.actions import MASKED
-from brayx.actor.agent import Agent, State, forward, pinned, push, record
+from brayx.actor.agent import Agent, State, forward, pinned, push, record, services_in_use
 from brayx.actor.decode import sample_action
+from brayx.actor.rows import RowMemory, forward_rows
+from brayx.actor.trajectories import BROKEN_OFF, GOES_ON, TERMINATED, TRUNCATED, Piece, Rows, Trajectories
 from brayx.errors import BadBody, BadLimits
 from brayx.gamecore.contract import ActionPart, Contract
-from brayx.gamecore.contract_actions import named_actions
+from brayx.gamecore.contract_actions import named_actions, named_rows
 from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.gamecore.contract_rows import MAX_ROWS
 from brayx.gamecore.contract_ticks import Tick
 from brayx.spaces import MASK
-from brayx.types import Fragment, Step, flatten
+from brayx.types import Forward, Step, flatten
 
 _POLICY = ("logits", "mean", "log_std", "tanh_mean", "tanh_log_std", "latent", "sde_std")
 """Outputs of a model that decide an action."""
+
+
+@dataclass
+class _Episode:
+    """The sums of an agent's episode so far; ``total`` is NaN if a part of it was lost."""
+
+    total: float = 0.0
+    length: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
 
 
 class ContractAgent(Agent):
@@ -48,63 +63,191 @@ class ContractAgent(Agent):
         if self.explores:
             self.limits.check_learnable()
         self.rng = np.random.default_rng([config["seed"], *state.session.encode()])
-        self.total_reward = 0.0
-        self.length = 0
-        self.parts: Counter[str] = Counter()
+        self._episodes: dict[int, _Episode] = {}
+        self._trajectories = Trajectories()
+        self._newest: State | None = None
+        """The last state that was cut into fragments, with which the next episode begins."""
+        self._memory = RowMemory()
+        self._acting: set[int] = set()
         state.output["policy_version"] = pinned(self.model).version
 
     def reward(self, tick: Tick) -> float:
         """What the last action earned: the tick's reward, or its named rewards by their weights. Override it to shape
-        the reward."""
+        the reward; it gets each row as a tick without rows."""
         return float(tick.reward)
 
     async def on_tick(self, state: State) -> None:
         tick: Tick = state.input
         limits = self.limits.with_tick(tick)
-        obs = limits.observed(tick.obs) if self.explores else tick.obs
-        outputs, version = await forward(self.model, obs)
+        obs = limits.observed(tick.obs, tick.acting) if self.explores else tick.obs
+        result = await (forward(self.model, obs) if tick.agents is None else self._forward_rows(tick, obs))
+        if result is None:  # all rows have ended
+            return
+        outputs, version = result
         policy = {name: outputs[name] for name in _POLICY if name in outputs}
         if not self.explores:
             policy = limits.limited(policy)
         action, log_prob = sample_action(policy, self.rng, greedy=not self.explores)
-        state.value = np.asarray(outputs["value"])
         # The state of a recurrent policy before the step.
         memory = flatten(outputs["state"], "state") if "state" in outputs else {}
+        if tick.agents is None:
+            state.output.update({**named_actions(self.contract, action), **limits.numbers})
+        else:
+            state.output.update(named_rows(self.contract, action, limits.numbers))
+            action, log_prob, version, memory, outputs = _spread(
+                (action, log_prob, version, memory, {"value": outputs["value"]}), tick
+            )
+        state.value = np.asarray(outputs["value"])
         state.step = Step(obs, action, log_prob, version, memory)
-        state.output.update({**self.named(action), **limits.numbers})
 
-    def named(self, action: np.ndarray) -> dict[str, Any]:
-        """The policy's action as the game's, by name: choices from their starts, numbers within their bounds."""
-        return named_actions(self.contract, action)
+    async def _forward_rows(self, tick: Tick, obs: Mapping[str, np.ndarray]) -> Forward | None:
+        """The outputs ``[N, ...]`` for the rows that go on, with the memory before them; None: there are none."""
+        assert tick.agents is not None
+        acting, agents = tick.acting, tick.agents.tolist()
+        ended: list[int] = []
+        if acting is not None:
+            ended = tick.agents[tick.terminated | tick.truncated].tolist()
+            agents = [agents[row] for row in acting.tolist()]
+            obs = {name: leaf[acting] for name, leaf in obs.items()}
+        going_on = self._acting.difference(ended).union(agents)
+        if len(going_on) > MAX_ROWS:
+            raise BadBody(f"agent has {len(going_on)} agents whose episodes have not ended", field="agent")
+        self._memory.forget(ended)
+        result = await forward_rows(self.model, agents, obs, self._memory) if agents else None
+        self._acting = going_on
+        return result
 
     async def on_episode(self, episode: list[State], done: bool) -> None:
-        last, ticks = episode[-1], [state.input for state in episode[1:]]
-        steps = [state.step for state in episode[:-1]]
-        rewards = [self.reward(tick) for tick in ticks]
-        stopped = last.kind == "stop"
-        terminated = stopped and last.input.terminated
-        if steps:
-            last_obs = (last.input.obs or steps[-1].obs) if stopped else last.step.obs
-            truncated = done and not terminated
-            push(self.buffer, Fragment.from_steps(steps, rewards, last_obs, terminated=terminated, truncated=truncated))
-        self.total_reward += sum(rewards)
-        self.length += len(steps)
+        services = services_in_use()
+        is_lost = services is not None and bool(services.outcome.lost)
+        follows = episode[0] is self._newest
+        if not follows:
+            self._trajectories.forget()
+        self._newest = episode[-1]
+        states = episode[1:] if follows else episode
+        rows = self._rows(states, earned=states if follows else states[1:])
+        if rows is None:
+            return
+        if is_lost and episode[0].input.agents is not None and services is not None:
+            # Episodes that lack it end without a return, and the session's next ones with theirs.
+            services.outcome.lost = ""
+            self._episodes = {agent: _Episode(math.nan) for agent in {*self._episodes, *rows.agent.tolist()}}
+        for piece in self._trajectories.cut(rows, done=done):
+            if piece.fragment is not None:
+                push(self.buffer, piece.fragment)
+            self._count(piece)
+
+    def _rows(self, states: Sequence[State], earned: Sequence[State]) -> Rows | None:
+        """The rows of states; None if there are none. Those of ``earned`` have what the actions before them earned."""
+        if not states:
+            return None
+        has_rows = states[0].input.agents is not None
+        example = next((vars(state)["step"] for state in states if "step" in vars(state)), None)
+        blank = example or self._trajectories.example(has_rows)
+        if blank is None:
+            return None
+        join: Callable[[Sequence[Any]], np.ndarray] = np.concatenate if has_rows else np.stack
+        steps: list[Step] = []
+        for state in states:
+            step = vars(state).get("step")
+            steps.append(step or _without_action(state.input, steps[-1] if steps else blank))
+        ticks: list[Tick] = [state.input for state in states]
+        rewards = [self._rewards(state.input) for state in earned]
+        if len(rewards) < len(states):
+            rewards.insert(0, np.zeros(np.shape(ticks[0].reward)))
+        self._record_info([state.input for state in earned])
+        agents = [np.int64(0) if tick.agents is None else tick.agents for tick in ticks]
+        return Rows(
+            join(agents),
+            join([_ends(state) for state in states]),
+            {name: join([step.obs[name] for step in steps]) for name in blank.obs},
+            join([step.action for step in steps]),
+            join([step.log_prob for step in steps]).astype(np.float32),
+            join([step.policy_version for step in steps]).astype(np.int64),
+            {name: join([step.extras[name] for step in steps]) for name in blank.extras},
+            join(rewards),
+            {name: join([tick.rewards[name] for tick in ticks]) for name in self.contract.rewards},
+        )
+
+    def _rewards(self, tick: Tick) -> Any:
+        """The reward, ``[N]`` with rows."""
+        if tick.agents is None:
+            return self.reward(tick)
+        if type(self).reward is ContractAgent.reward:
+            return tick.reward
+        return np.array([self.reward(tick.row(row)) for row in range(len(tick.agents))])
+
+    def _record_info(self, ticks: Iterable[Tick]) -> None:
         for tick in ticks:
-            self.parts.update(tick.rewards)
-            for name, value in tick.info.items():
-                if isinstance(value, int | float) and abs(value) <= sys.float_info.max:  # no float holds a larger int
-                    record("info", value, label=name)
-        if terminated or (stopped and last.input.truncated):  # a game that was broken off says nothing about the policy
-            record("episode_return", self.total_reward)
-            record("episode_length", self.length)
-            for name, value in self.parts.items():
+            for info in tick.info if isinstance(tick.info, list) else (tick.info,):
+                for name, value in info.items():
+                    if (
+                        isinstance(value, int | float) and abs(value) <= sys.float_info.max
+                    ):  # no float holds a larger int
+                        record("info", value, label=name)
+
+    def _count(self, piece: Piece) -> None:
+        """Adds a piece to its agent's episode, and records the sums of one that the game ended."""
+        episode = self._episodes.setdefault(piece.agent, _Episode())
+        if piece.fragment is not None:
+            episode.total += piece.reward
+            episode.length += len(piece.fragment)
+            for name, value in piece.parts.items():
+                episode.parts[name] = episode.parts.get(name, 0.0) + value
+        if piece.end == GOES_ON:
+            return
+        del self._episodes[piece.agent]
+        # One that was broken off says nothing about the policy.
+        if piece.end in (TERMINATED, TRUNCATED) and episode.length and not math.isnan(episode.total):
+            record("episode_return", episode.total)
+            record("episode_length", episode.length)
+            for name, value in episode.parts.items():
                 record("reward_sum", value, label=name)
 
     def snapshot(self) -> bytes:
-        return pickle.dumps((self.rng.bit_generator.state, self.total_reward, self.length, self.parts))
+        return pickle.dumps((self.rng.bit_generator.state, self._episodes, self._memory, self._acting))
 
     def restore(self, snapshot: bytes) -> None:
-        self.rng.bit_generator.state, self.total_reward, self.length, self.parts = pickle.loads(snapshot)
+        self.rng.bit_generator.state, self._episodes, self._memory, self._acting = pickle.loads(snapshot)
+
+
+def _without_action(tick: Tick, before: Step) -> Step:
+    """The step of a tick whose rows have all ended, or of a stop; like ``before``, which may have another number of
+    rows."""
+    if tick.agents is None:
+        return replace(before, obs=tick.obs or before.obs)
+    count = len(tick.agents)
+    action, extras = np.asarray(before.action), before.extras
+    return Step(
+        tick.obs,
+        np.zeros((count, *action.shape[1:]), action.dtype),
+        np.zeros(count),
+        np.zeros(count, np.int64),
+        {name: np.zeros((count, *leaf.shape[1:]), leaf.dtype) for name, leaf in extras.items()},
+    )
+
+
+def _spread(values: Any, tick: Tick) -> Any:
+    """Arrays of the rows that go on, as arrays of all rows: zeros in those that have ended."""
+    acting = tick.acting
+    if acting is None:
+        return values
+    assert tick.agents is not None
+    count = len(tick.agents)
+
+    def of_all(leaf: np.ndarray) -> np.ndarray:
+        array = np.zeros((count, *leaf.shape[1:]), leaf.dtype)
+        array[acting] = leaf
+        return array
+
+    return optree.tree_map(of_all, values)
+
+
+def _ends(state: State) -> Any:
+    """How the episodes of a state's rows are after it, uint8."""
+    tick: Tick = state.input
+    goes_on = BROKEN_OFF if state.kind == "stop" else GOES_ON
+    return np.where(tick.terminated, TERMINATED, np.where(tick.truncated, TRUNCATED, goes_on)).astype(np.uint8)
 
 
 class ActionLimits:
@@ -133,8 +276,12 @@ class ActionLimits:
         }
         return ActionLimits(self._contract, forbidden, {**self._forced, **tick.forced})
 
-    def observed(self, obs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def observed(self, obs: dict[str, np.ndarray], acting: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """The observation of a model that learns: the limits are in its mask, so that it knows which actions it had.
+
+        Args:
+            obs: the observation, or rows of them.
+            acting: the rows that want an action; None: all.
 
         Raises:
             BadLimits: an action with limits has no mask; or no choice is left.
@@ -143,9 +290,10 @@ class ActionLimits:
             return obs
         self.check_learnable()
         mask = obs[MASK] * np.concatenate(self._allowed)
+        asked = mask if acting is None else mask[acting]
         first = 0
         for part, allowed in zip(self._contract.discrete, self._allowed, strict=True):
-            self._check(part.name, allowed, bool(mask[first : first + part.size].any()))
+            self._check(part.name, allowed, bool(asked[..., first : first + part.size].any(-1).all()))
             first += part.size
         return {**obs, MASK: mask}
 
@@ -182,7 +330,7 @@ class ActionLimits:
         limited = []
         for part, head, allowed in zip(self._contract.discrete, heads, self._allowed, strict=True):
             limited.append(np.where(allowed, head, np.float32(MASKED)))
-            self._check(part.name, allowed, bool(limited[-1].max() > MASKED / 2))
+            self._check(part.name, allowed, bool((limited[-1].max(-1) > MASKED / 2).all()))
         return {**policy, "logits": tuple(limited) if isinstance(logits, tuple) else limited[0]}
 
     def _choices(self, part: ActionPart) -> np.ndarray:

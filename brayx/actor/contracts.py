@@ -16,6 +16,8 @@ from brayx.actor.codec import Codec, dumps_json
 from brayx.errors import BadBody, ConfigError
 from brayx.gamecore.contract import VERSION, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.gamecore.contract_rows import RowBodies
+from brayx.gamecore.contract_ticks import Tick
 from brayx.gamecore.contract_values import ObservationValues
 from brayx.gamecore.fields import check_names
 from brayx.strict_json import parse_json
@@ -123,15 +125,17 @@ class ContractCodec(Codec):
 
     Attributes:
         contract: of a session the game's; before that the job's.
+        rows: the session has several agents, with a row for each in its ticks.
         missing: what the model gets for observations that the game's contract lacks; before that, that it may lack.
     """
 
     contract: Contract = field(default_factory=Contract)
     missing: Mapping[str, np.ndarray] = field(default_factory=dict)
+    rows: bool = False
 
     @cached_property
     def _bodies(self) -> ContractBodies:
-        return ContractBodies(self.contract)
+        return RowBodies(self.contract) if self.rows else ContractBodies(self.contract)
 
     def opened(self, start: bytes) -> tuple[ContractCodec, Any]:
         """See `Codec.opened`. A start is JSON in every encoding; in the parsed one, ``contract`` is the `Contract`."""
@@ -139,7 +143,10 @@ class ContractCodec(Codec):
         contract = contract_of(document, self.contract, self.missing)
         given = {spec.name for spec in contract.observations}
         missing = {name: array for name, array in self.missing.items() if name not in given}
-        return ContractCodec(contract=contract, missing=missing), {**document, "contract": contract}
+        has_rows = document.get("rows", False)
+        if not isinstance(has_rows, bool):
+            raise BadBody(f"rows is {has_rows!r:.80}, expected true or false", field="rows")
+        return ContractCodec(contract=contract, missing=missing, rows=has_rows), {**document, "contract": contract}
 
     def started(self, output: Any) -> bytes:
         """See `Codec.started`."""
@@ -148,20 +155,22 @@ class ContractCodec(Codec):
 
     def decode(self, body: bytes) -> Any:
         """See `Codec.decode`."""
-        tick = self._bodies.decode(body)
-        tick.obs.update(self.missing)
-        return tick
+        return self._completed(self._bodies.decode(body))
 
     def decode_stop(self, body: bytes) -> Any:
         """See `Codec.decode_stop`."""
         stop = self._bodies.decode_stop(body)
-        if stop is not None and stop.obs:
-            stop.obs.update(self.missing)
-        return stop
+        return self._completed(stop) if stop is not None and stop.obs else stop
 
     def results(self, stop: Any) -> list[Any]:
         """See `Codec.results`."""
         return [] if stop.result is None else [stop.result]
+
+    def _completed(self, tick: Tick) -> Tick:
+        """Adds the observations that the game lacks."""
+        for name, array in self.missing.items():
+            tick.obs[name] = array if tick.agents is None else np.tile(array, (len(tick.agents), *[1] * array.ndim))
+        return tick
 
     def encode(self, output: Any) -> bytes:
         """See `Codec.encode`."""

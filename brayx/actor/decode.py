@@ -1,8 +1,8 @@
-"""Turns a policy's outputs into an action, one observation at a time.
+"""Turns a policy's outputs into an action.
 
-One observation's outputs become one action and its log-probability, which PPO's ratio needs. `brayx.actions` does the
-same for batches. Short rows are computed with `math`, because a NumPy call costs more than a dozen Python operations.
-Knows nothing of agents or models.
+One observation's outputs become one action and its log-probability, which PPO's ratio needs; those of several become
+as many, by `brayx.actions`. A short single row is computed with `math`, because a NumPy call costs more than a dozen
+Python operations. Knows nothing of agents or models.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 def sample_action(
     policy: Mapping[str, Any], rng: np.random.Generator, *, greedy: bool = False
-) -> tuple[np.ndarray, float]:
-    """Draws an action of any policy, as `brayx.actions.sample` for a batch.
+) -> tuple[np.ndarray, Any]:
+    """Draws an action of any policy, as `brayx.actions.sample`.
 
     Args:
         policy: a policy's outputs for one observation: ``logits`` ``[A]`` or one row for each head, ``mean`` and
-            ``log_std`` ``[D]``, …
+            ``log_std`` ``[D]``, …; or for several, with a leading axis.
         rng: source of randomness, one per session.
         greedy: take the most probable action instead.
 
     Returns:
-        The action, shaped as `brayx.actions.choose` shapes it, and its log-probability (density).
+        The action, shaped as `brayx.actions.choose` shapes it, and its log-probability (density); ``[N]`` for several.
 
     Raises:
         ModelError: these are not a policy's outputs, or no action is allowed.
@@ -44,7 +44,10 @@ def sample_action(
     logits, mean = policy.get("logits"), policy.get("mean")
     heads = logits if isinstance(logits, tuple | list) else () if logits is None else (logits,)
     is_plain = (heads or mean is not None) and policy.keys() <= {"logits", "mean", "log_std"}
-    if not is_plain or any(row.size > _SHORT for row in (*heads, *(() if mean is None else (mean,)))):
+    rows = (*heads, *(() if mean is None else (mean,)))
+    if any(row.ndim > 1 for row in rows or policy.values()):
+        return _sample_rows(policy, rng, greedy)
+    if not is_plain or any(row.size > _SHORT for row in rows):
         batch = {name: _batched(output) for name, output in policy.items()}
         action = actions.greedy(batch) if greedy else actions.sample(batch, rng)[0]
         return action[0], float(actions.log_prob(batch, action)[0])
@@ -65,6 +68,21 @@ def sample_action(
         standard = (number - centre) * math.exp(-log_std)
         total -= 0.5 * standard * standard + log_std + _HALF_LOG_TAU
     return action, total
+
+
+def _sample_rows(policy: Mapping[str, Any], rng: np.random.Generator, greedy: bool) -> tuple[np.ndarray, np.ndarray]:
+    with np.errstate(all="ignore"):  # what the model gave is checked below
+        action = actions.greedy(policy) if greedy else actions.choose(policy, actions.noise(policy, rng))
+        log_probs = actions.log_prob(policy, action)
+    if not np.isfinite(log_probs).all():
+        row = int((~np.isfinite(log_probs)).argmax())
+        outputs = {name: _row(output, row) for name, output in policy.items()}
+        raise ModelError(f"{outputs} allow no action: the model has diverged")
+    return action, log_probs
+
+
+def _row(output: Any, row: int) -> Any:
+    return [head[row].tolist() for head in output] if isinstance(output, tuple | list) else output[row].tolist()
 
 
 def _batched(output: Any) -> Any:

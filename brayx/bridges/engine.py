@@ -1,7 +1,7 @@
-"""`EngineAgents`: the agents of one engine's game, each a session; over a TCP door all on one connection.
+"""`EngineAgents`: the agents of one engine's game; all of one contract are a session, and each a row of its ticks.
 
-An engine says what all its agents observe, and waits for the actions of all. So one call sends every agent's tick and
-returns when all are answered. Knows nothing of the engines' wires.
+An engine says what all its agents observe, and waits for the actions of all. So one call sends the rows of every agent
+and returns when all are answered. Knows nothing of the engines' wires.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from brayx.bridges.clients import ClientSessions
-from brayx.errors import BadBody, BrayxError, ConfigError, DeadlineExceeded
-from brayx.gamecore.contract import Contract
+from brayx.errors import BadBody, BrayxError, ConfigError, DeadlineExceeded, ProtocolError
+from brayx.gamecore.contract import ActionPart, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.gamecore.contract_rows import RowBodies
 from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, START_S, Backoff, GameResult, GamesRun
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint
@@ -34,18 +35,18 @@ class AgentStep:
     """What an engine says of one agent.
 
     Attributes:
-        agent: the agent, within its game.
-        contract: what it observes and does.
-        obs: values by observation; None in an end without a last observation.
+        agent: number of the agent within its game, 0 or more.
+        contract: what it observes and does; one object for all agents of a session.
+        obs: values by observation; those of an episode that was terminated do not matter, but have to be valid.
         reward: since its step before.
         mask: rows of 1 (allowed) and 0 by action; None: all choices are allowed.
         ended: how its episode ended with this step; None: it goes on, and the agent wants actions.
         info: the game's own values.
     """
 
-    agent: Hashable
+    agent: int
     contract: Contract
-    obs: Mapping[str, Any] | None
+    obs: Mapping[str, Any]
     reward: float = 0.0
     mask: Mapping[str, Any] | None = None
     ended: Literal["terminated", "truncated"] | None = None
@@ -54,16 +55,20 @@ class AgentStep:
 
 @dataclass(slots=True)
 class _Session:
-    """A running session: what it waits for, and how often that was repeated."""
+    """A running session: its agents, what it waits for, and how often that was repeated.
+
+    Attributes:
+        agents: return and length of each agent's episode so far.
+        kind, steps, body: of the request that it waits for, or that was answered last.
+    """
 
     id: str
-    bodies: ContractBodies
-    kind: StepKind
-    step: AgentStep
-    body: bytes
+    bodies: RowBodies
+    kind: StepKind = StepKind.START
+    steps: list[AgentStep] = field(default_factory=list)
+    body: bytes = b""
     repeats: int = 0
-    total_reward: float = 0.0
-    length: int = 0
+    agents: dict[int, list[float]] = field(default_factory=dict)
 
 
 class EngineRun:
@@ -123,7 +128,7 @@ class EngineRun:
 
 
 class EngineAgents:
-    """The sessions of one game's agents; for one thread at a time.
+    """The agents of one game; for one thread at a time. All agents of one contract are one session.
 
     Args:
         run: how to play; its ``on_game`` gets each episode of an agent that ended in the game. Over a TCP door all
@@ -144,19 +149,19 @@ class EngineAgents:
         self._run = run
         self._patience = Backoff(run.give_up_after_s)
         self._connection: TcpSessions | ClientSessions | None = None
-        self._sessions: dict[Hashable, _Session] = {}
+        self._sessions: dict[int, _Session] = {}  # by the contract's identity
         self._waiting: dict[str, _Session] = {}
         self.episodes = 0
         self.broken_off = 0
 
     def __len__(self) -> int:
-        """Number of running sessions."""
-        return len(self._sessions)
+        """Number of agents whose episodes go on."""
+        return sum(len(session.agents) for session in self._sessions.values())
 
-    def exchange(self, steps: Iterable[AgentStep]) -> dict[Hashable, dict[str, Any]]:
+    def exchange(self, steps: Iterable[AgentStep]) -> dict[int, dict[str, Any]]:
         """Sends a step of each of several agents, and returns the actions of those whose episodes go on.
 
-        An agent without a session gets one; its step's reward then counts for nothing. An agent's end may be followed
+        The first step of an agent begins an episode, so its reward counts for nothing. An agent's end may be followed
         by the first step of its next episode. A session that the service lost is followed by another, after a pause.
 
         Returns:
@@ -181,7 +186,7 @@ class EngineAgents:
         try:
             self._drain()  # a session takes its stop after the reply to its last tick
             for session in self._sessions.values():
-                self._submit(session, StepKind.STOP, session.step, b"")
+                self._submit(session, StepKind.STOP, b"")
             self._drain()
         except BrayxError:
             pass  # the door ends sessions that are idle
@@ -194,10 +199,13 @@ class EngineAgents:
             for session_id, _ in self._connection.exchange(_LOOK_S):
                 self._waiting.pop(session_id, None)
 
-    def _exchange(self, steps: list[AgentStep]) -> dict[Hashable, dict[str, Any]]:
+    def _exchange(self, steps: list[AgentStep]) -> dict[int, dict[str, Any]]:
+        of_contract: dict[int, list[AgentStep]] = {}
         for step in steps:
-            self._send(step)
-        actions = {}
+            of_contract.setdefault(id(step.contract), []).append(step)
+        for together in of_contract.values():
+            self._send(together)
+        actions: dict[int, dict[str, Any]] = {}
         while self._waiting:
             for session_id, reply in self._receive():
                 session = self._waiting.pop(session_id, None)
@@ -209,39 +217,52 @@ class EngineAgents:
                 session.repeats = 0
                 if session.kind is StepKind.START:
                     self._check_start(session, reply)
-                    self._tick(session, session.step, reward=0.0)
+                    self._tick(session)
                 elif session.kind is StepKind.TICK:
-                    actions[session.step.agent] = session.bodies.decode_reply(reply)
+                    actions.update(_actions(session, reply))
         self._patience.reset()
         return actions
 
-    def _send(self, step: AgentStep) -> None:
-        session = self._sessions.get(step.agent)
-        if step.ended is not None:
-            if session is not None:
-                body = _encoded(session.bodies, step, step.reward)
-                del self._sessions[step.agent]
-                self._submit(session, StepKind.STOP, step, body)
-                self.episodes += 1
-                self._run.on_game(GameResult(session.total_reward + step.reward, session.length, step.ended))
-        elif session is not None:
-            self._tick(session, step, step.reward)
+    def _send(self, steps: list[AgentStep]) -> None:
+        """Sends the steps of agents with one contract."""
+        contract = steps[0].contract
+        session = self._sessions.get(id(contract))
+        running = session.agents if session is not None else {}
+        ended: set[int] = set()
+        known: list[AgentStep] = []
+        for step in steps:
+            if step.ended is None or (step.agent in running and step.agent not in ended):
+                known.append(step)
+            if step.ended is not None:
+                ended.add(step.agent)
+        if not known:
+            return
+        if session is None:
+            session = self._sessions[id(contract)] = _Session(uuid.uuid4().hex, RowBodies(contract), steps=known)
+            self._submit(session, StepKind.START, json.dumps({**contract.as_dict(), "rows": True}).encode())
         else:
-            body = json.dumps(step.contract.as_dict()).encode()
-            session = _Session(uuid.uuid4().hex, ContractBodies(step.contract), StepKind.START, step, body)
-            self._sessions[step.agent] = session
-            self._submit(session, StepKind.START, step, body)
+            session.steps = known
+            self._tick(session)
 
-    def _tick(self, session: _Session, step: AgentStep, reward: float) -> None:
-        body = _encoded(session.bodies, step, reward)
-        session.total_reward += reward
-        session.length += 1
-        self._submit(session, StepKind.TICK, step, body)
+    def _tick(self, session: _Session) -> None:
+        """Sends the session's steps as rows, and counts them."""
+        body = _encoded(session)
+        agents = session.agents
+        for step in session.steps:
+            sums = agents.setdefault(step.agent, [0.0, -1])
+            if sums[1] >= 0:
+                sums[0] += step.reward
+            sums[1] += 1
+            if step.ended is not None:
+                del agents[step.agent]
+                self.episodes += 1
+                self._run.on_game(GameResult(sums[0], int(sums[1]), step.ended))
+        self._submit(session, StepKind.TICK, body)
 
-    def _submit(self, session: _Session, kind: StepKind, step: AgentStep, body: bytes) -> None:
+    def _submit(self, session: _Session, kind: StepKind, body: bytes) -> None:
         if self._connection is None:
             self._connection = _connected(self._run)
-        session.kind, session.step, session.body = kind, step, body
+        session.kind, session.body = kind, body
         self._waiting[session.id] = session
         self._connection.submit(StepRequest(kind, session.id, body))
 
@@ -270,19 +291,19 @@ class EngineAgents:
         """Handles an error reply: repeats the request, or starts another session with the same step."""
         if isinstance(error, RESUMED) and session.repeats < MAX_RESUMED:
             session.repeats += 1
-            self._submit(session, session.kind, session.step, session.body)
+            self._submit(session, session.kind, session.body)
         elif not isinstance(error, RETRIED):
             if session.kind is StepKind.START and isinstance(error, BadBody):
                 raise BadBody(f"the training refuses the game's agents: {error.message}", **error.details) from None
             raise error
         elif session.kind is not StepKind.STOP:
-            del self._sessions[session.step.agent]
-            self.broken_off += 1
+            del self._sessions[id(session.bodies.contract)]
+            self.broken_off += len(session.agents)
             self._patience.after(error, self._run.should_stop)
-            self._send(session.step)
+            self._send([step for step in session.steps if step.ended is None])
 
     def _disconnect(self) -> None:
-        self.broken_off += len(self._sessions)
+        self.broken_off += len(self)
         self._sessions.clear()
         self._waiting.clear()
         if self._connection is not None:
@@ -304,15 +325,57 @@ def _connected(run: GamesRun[GameResult]) -> TcpSessions | ClientSessions:
     return ClientSessions(run, START_S)
 
 
-def _encoded(bodies: ContractBodies, step: AgentStep, reward: float) -> bytes:
-    """The body of a tick or a stop.
+def _actions(session: _Session, reply: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The actions of a session's agents, from the reply to its tick."""
+    columns = session.bodies.decode_reply(reply)
+    rows = {name: column.tolist() if column.ndim == 1 else column for name, column in columns.items()}
+    acting = [step.agent for step in session.steps if step.ended is None]
+    if any(len(column) != len(acting) for column in rows.values()):
+        raise ProtocolError(f"the reply has actions of {len(next(iter(rows.values())))} rows, expected {len(acting)}")
+    for row, agent in enumerate(acting):
+        yield agent, {name: column[row] for name, column in rows.items()}
+
+
+def _encoded(session: _Session) -> bytes:
+    """The body of a tick: a row for each step.
 
     Raises:
         BadBody: a value does not fit the contract; names the agent and the field.
     """
-    flags = {"terminated": step.ended == "terminated", "truncated": step.ended == "truncated"}
-    extras = {"info": step.info} if step.info else None
+    steps, bodies = session.steps, session.bodies
+    contract = bodies.contract
+    names = {spec.name for spec in contract.observations}
+    masks = None
+    if any(step.mask is not None for step in steps):
+        masks = {part.name: [_mask(step, part) for step in steps] for part in contract.discrete if part.mask}
+    infos = [dict(step.info) for step in steps]
     try:
-        return bodies.encode_tick(step.obs, reward, mask=step.mask, extras=extras, **flags)
-    except BadBody as error:
-        raise BadBody(f"agent {step.agent}: {error.message}", **error.details) from None
+        if any(step.obs.keys() != names for step in steps):
+            _refuse(contract, steps)
+        return bodies.encode_rows(
+            [step.agent for step in steps],
+            {name: [step.obs[name] for step in steps] for name in names},
+            [step.reward for step in steps],
+            mask=masks,
+            terminated=[step.ended == "terminated" for step in steps],
+            truncated=[step.ended == "truncated" for step in steps],
+            extras={"info": infos} if any(infos) else None,
+        )
+    except BadBody:
+        _refuse(contract, steps)
+        raise
+
+
+def _mask(step: AgentStep, part: ActionPart) -> Any:
+    mask = None if step.mask is None else step.mask.get(part.name)
+    return [1] * part.size if mask is None else mask
+
+
+def _refuse(contract: Contract, steps: Iterable[AgentStep]) -> None:
+    """Raises the error of the first step that does not fit, if there is one."""
+    bodies = ContractBodies(contract)
+    for step in steps:
+        try:
+            bodies.encode_tick(step.obs, step.reward, mask=step.mask, extras={"info": dict(step.info)})
+        except BadBody as error:
+            raise BadBody(f"agent {step.agent}: {error.message}", **error.details) from None

@@ -3,11 +3,10 @@
     brayx gamecore godot --url tcp://127.0.0.1:8101                                   then press Play in Godot
     brayx gamecore godot --url tcp://127.0.0.1:8101 --command ./game.x86_64 --num 4   starts exported builds itself
 
-Each agent of a game becomes a session with the contract that the game announces (`brayx.bridges.godot_wire`). On
-``done`` the session stops as terminated, without an observation, since the next one may be the new episode's; with
-``truncated`` beside it, or after ``--time-limit`` steps, as truncated. A game that leaves in mid-episode breaks its
-sessions off. A fault of a game ends its connection and is said in one line; the bridge goes on listening. Knows nothing
-of learning.
+The agents of a game with one contract become a session, each a row of its ticks (`brayx.bridges.godot_wire` makes the
+contracts of what the game announces). On ``done`` an agent's episode is terminated; with ``truncated`` beside it, or
+after ``--time-limit`` steps, truncated. A game that leaves in mid-episode breaks its agents' episodes off. A fault of a
+game ends its connection and is said in one line; the bridge goes on listening. Knows nothing of learning.
 """
 
 from __future__ import annotations
@@ -154,16 +153,15 @@ class GodotBridge:
     ) -> Iterator[AgentStep]:
         """What each agent's session gets: the end of an episode that is done, and what the agent observes now.
 
-        What an agent observed at a cut is not known, since ``step`` may show its next episode. So the value after the
+        What an agent observed at an end is not known, since ``step`` may show its next episode. So the value after a
         cut is that of what it observed before, ``last``.
         """
         for agent, contract in enumerate(contracts):
             reward, info = step.rewards[agent], step.infos[agent]
             if step.dones[agent]:
                 is_cut = step.truncated[agent] or (self._time_limit is not None and lengths[agent] >= self._time_limit)
-                obs = last[agent] if is_cut else None
                 ended: Literal["terminated", "truncated"] = "truncated" if is_cut else "terminated"
-                yield AgentStep(agent, contract, obs, reward, ended=ended, info=info)
+                yield AgentStep(agent, contract, last[agent], reward, ended=ended, info=info)
                 lengths[agent], reward, info = 0, 0.0, {}
             yield AgentStep(agent, contract, step.obs[agent], reward, info=info)
             lengths[agent] += 1

@@ -239,7 +239,9 @@ def contracts_of(announced: Mapping[str, Any]) -> list[Contract]:
         policies = [POLICY] * count
     elif not isinstance(policies, list) or len(policies) != count:
         raise BadBody(f"agent_policy_names is {policies!r:.40}, expected {count} names", field="agent_policy_names")
-    return [_contract(*announcement) for announcement in zip(policies, observations, actions, strict=True)]
+    contracts = [_contract(*announcement) for announcement in zip(policies, observations, actions, strict=True)]
+    known: dict[Contract, Contract] = {}  # agents with the same contract share its object
+    return [known.setdefault(contract, contract) for contract in contracts]
 
 
 def _contract(policy: Any, observations: Mapping[str, Any], actions: Mapping[str, Any]) -> Contract:

@@ -3,10 +3,10 @@
     brayx gamecore unity --url tcp://127.0.0.1:8101                                   then press Play in the Editor
     brayx gamecore unity --url tcp://127.0.0.1:8101 --command ./game.x86_64 --num 4   starts builds itself
 
-Each agent of a game becomes a session with the contract of its behaviour (`brayx.bridges.unity_wire`). An agent that is
-done stops its session as terminated, or as truncated if it reached its Max Step. A game that leaves in mid-episode
-breaks its sessions off. A fault of a game ends the game and is said in one line; the bridge goes on listening. Knows
-nothing of learning.
+The agents of a behaviour are a session with its contract (`brayx.bridges.unity_wire`), each a row of its ticks. The
+episode of an agent that is done is terminated, or truncated if it reached its Max Step. A game that leaves in
+mid-episode breaks its agents' episodes off. A fault of a game ends the game and is said in one line; the bridge goes on
+listening. Knows nothing of learning.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from brayx.engines.base import ModelSpec
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, QueueFull
 from brayx.model.batcher import Batcher
 from brayx.model.handles import Model, ModelProxy, SharedModelHandle, sooner
-from brayx.model.inputs import stacked, to_rows
+from brayx.model.inputs import stacked, to_columns, to_rows
 from brayx.types import Forward, NestedArray, PinnedHandle
 
 _CONNECT_S = 60.0
@@ -144,6 +144,11 @@ class ModelClient(ModelProxy):
         if version is None:
             self._version = int(versions[-1])
         return outputs, versions
+
+    async def forward_rows(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
+        """See `LocalModel.forward_rows`."""
+        leaves, versions = await self.forward_columns(to_columns(self._spec, args), deadline_s=deadline_s)
+        return Forward(self._spec.unflatten_outputs(leaves), versions)  # type: ignore[arg-type]
 
     async def _call(
         self, rows: list[list[np.ndarray]], version: int | None = None

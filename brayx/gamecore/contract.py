@@ -50,7 +50,7 @@ _OF_OBSERVATION = {
 """The fields that an observation of each kind may have."""
 _OF_ACTION = {"discrete": ("size", "start", "labels", "mask"), "continuous": ("size", "low", "high", "labels")}
 _OF_PROFILE = ("env_id", "seed", "num_actions", "first_action", "agent", "agents")
-_OF_START = ("opponent", "traceparent", "forbidden", "forced", "info", *_OF_PROFILE)
+_OF_START = ("rows", "opponent", "traceparent", "forbidden", "forced", "info", *_OF_PROFILE)
 """Further keys of a start's body, which are not part of the contract; the last ones are of the gym profile."""
 
 

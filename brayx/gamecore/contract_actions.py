@@ -30,6 +30,27 @@ def named_actions(contract: Contract, action: np.ndarray) -> dict[str, Any]:
     return named
 
 
+def named_rows(contract: Contract, action: np.ndarray, forced: Mapping[str, np.ndarray] = {}) -> dict[str, np.ndarray]:
+    """As `named_actions`, of several actions: int64 ``[N]`` and float64 ``[N, size]``.
+
+    Args:
+        contract: the game's.
+        action: the actions of a policy, ``[N, ...]``.
+        forced: continuous actions that are given instead, ``[size]`` each.
+    """
+    rows = action.reshape(len(action), -1)
+    named = {part.name: rows[:, index].astype(np.int64) + part.start for index, part in enumerate(contract.discrete)}
+    first = len(contract.discrete)
+    for part in contract.continuous:
+        low, high = np.asarray(part.low), np.asarray(part.high)
+        numbers = low + (rows[:, first : first + part.size] + 1.0) * (0.5 * (high - low))
+        named[part.name] = np.minimum(np.maximum(numbers, low), high)
+        if part.name in forced:
+            named[part.name] = np.broadcast_to(forced[part.name], numbers.shape)
+        first += part.size
+    return named
+
+
 def policy_action(contract: Contract, actions: Mapping[str, Any]) -> np.ndarray:
     """The policy's action of a game's actions; the inverse of `named_actions`.
 

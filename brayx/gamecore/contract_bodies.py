@@ -29,9 +29,9 @@ from brayx.strict_json import parse_json
 EXTRAS = ("info", "forbidden", "forced", "result")
 """Optional parts of a tick; in a packed body a JSON object at its end."""
 _FIELDS = ("obs", "reward", "mask", "terminated", "truncated", *EXTRAS)
-_MASKED, _TERMINATED, _TRUNCATED, _WITH_EXTRAS, _WITHOUT_OBS = 1, 2, 4, 8, 16
+MASKED, TERMINATED, TRUNCATED, WITH_EXTRAS, _WITHOUT_OBS = 1, 2, 4, 8, 16
 """Flags of a packed body."""
-_dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class ContractBodies:
@@ -156,12 +156,12 @@ class ContractBodies:
         rows = {} if allowed is None else {name: allowed[choices] for name, choices in self._values.masks.items()}
         observations = self._values.observations
         if self._is_packed:
-            flags = _MASKED * bool(rows) + _TERMINATED * terminated + _TRUNCATED * truncated
-            flags += _WITH_EXTRAS * bool(extras) + _WITHOUT_OBS * (not arrays)
+            flags = MASKED * bool(rows) + TERMINATED * terminated + TRUNCATED * truncated
+            flags += WITH_EXTRAS * bool(extras) + _WITHOUT_OBS * (not arrays)
             parts = [self._head.pack(*(rewards.values() or (total,)), flags)]
             parts.extend(observations[name].pack(array) for name, array in arrays.items())
             parts.extend(row.tobytes() for row in rows.values())
-            return b"".join(parts) + (_dumps(extras).encode() if extras else b"")
+            return b"".join(parts) + (dumps(extras).encode() if extras else b"")
         document: dict[str, Any] = {"reward": rewards or total, **(extras or {})}
         if arrays:
             document["obs"] = {
@@ -175,10 +175,7 @@ class ContractBodies:
     def _decode(self, body: bytes, *, is_stop: bool) -> Tick:
         if self._is_packed:
             return self._unpack(body, is_stop=is_stop)
-        document = self._parse(body)
-        if not isinstance(document, Mapping):
-            raise BadBody(f"the body is {document!r:.80}, expected an object with 'obs'", field="obs")
-        check_names(document, _FIELDS)
+        document = check_names(self._document(body), _FIELDS)
         values = self._values
         reward, rewards = values.read_reward(document.get("reward", values.no_reward))
         tick = Tick({}, reward, rewards, _flag(document, "terminated"), _flag(document, "truncated"))
@@ -189,6 +186,12 @@ class ContractBodies:
             self._read_extras(tick, extras)
         return tick
 
+    def _document(self, body: bytes) -> Mapping[str, Any]:
+        document = self._parse(body)
+        if not isinstance(document, Mapping):
+            raise BadBody(f"the body is {document!r:.80}, expected an object with 'obs'", field="obs")
+        return document
+
     def _unpack(self, body: bytes, *, is_stop: bool) -> Tick:
         end = self._head.size
         if len(body) < end:
@@ -198,20 +201,20 @@ class ContractBodies:
             raise BadBody(f"flags is {flags}, expected a number below {2 * _WITHOUT_OBS}", field="flags")
         names, values = self.contract.rewards, self._values
         reward, rewards = values.read_reward(dict(zip(names, numbers, strict=True)) if names else numbers[0])
-        tick = Tick({}, reward, rewards, bool(flags & _TERMINATED), bool(flags & _TRUNCATED))
+        tick = Tick({}, reward, rewards, bool(flags & TERMINATED), bool(flags & TRUNCATED))
         if flags & _WITHOUT_OBS and (not is_stop or tick.truncated):
             values.read_observations(None)  # refuses
         if not flags & _WITHOUT_OBS:
             arrays, rows = {}, None
             for name, observation in values.observations.items():
                 arrays[name], end = observation.unpack(body, end)
-            if flags & _MASKED:
+            if flags & MASKED:
                 rows = {}
                 for name, choices in values.masks.items():
                     begin, end = end, end + choices.stop - choices.start
                     rows[name] = body[begin:end]
             tick.obs = values.model_arrays(arrays, values.read_mask(rows))
-        if flags & _WITH_EXTRAS:
+        if flags & WITH_EXTRAS:
             self._read_extras(tick, parse_json(body[end:]))
         elif len(body) != end:
             raise BadBody(f"the body has {len(body)} bytes, expected {end}")
@@ -221,7 +224,7 @@ class ContractBodies:
         if not isinstance(extras, Mapping):
             raise BadBody(f"the extras are {extras!r:.80}, expected an object with some of {', '.join(EXTRAS)}")
         try:
-            _dumps(extras)
+            dumps(extras)
         except (TypeError, ValueError, RecursionError) as error:
             raise BadBody(f"{', '.join(extras)}: expected JSON values; {error}") from None
         self._values.read_extras(tick, check_names(extras, EXTRAS))
@@ -230,7 +233,7 @@ class ContractBodies:
         if self._is_binary:
             data: bytes = msgpack.packb(document)
             return data
-        return _dumps(document).encode()
+        return dumps(document).encode()
 
     def _reply_value(self, name: str, value: Any) -> Any:
         if isinstance(value, int):

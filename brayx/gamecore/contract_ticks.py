@@ -20,28 +20,51 @@ from brayx.spaces import MASK
 
 @dataclass(slots=True)
 class Tick:
-    """The body of a tick or a stop.
+    """The body of a tick or a stop; of a session with several agents with a row for each of them.
 
     Attributes:
         obs: the observations as a model gets them, shaped like `Contract.example`; empty in a stop that left them out.
-        reward: since the tick before: the game's number, or the weighted sum of the named rewards.
-        rewards: the named rewards as the game gave them; empty if the contract names none.
-        terminated, truncated: how the game ended; both false in a tick.
-        info: the game's own values, not for the model.
+            With rows ``[N, ...]``.
+        reward: since the tick before: the game's number, or the weighted sum of the named rewards. With rows ``[N]``.
+        rewards: the named rewards as the game gave them; empty if the contract names none. With rows ``[N]`` each.
+        terminated, truncated: how the game ended; both false in a tick. With rows ``[N]``: how an agent's episode did.
+        info: the game's own values, not for the model. With rows also a list, with an object for each.
         forbidden: choices of discrete actions that are not allowed now, counted from 0, by action.
         forced: actions that are given now, by name: a choice counted from 0, or a float32 array in the game's bounds.
         result: of the seat in a league, unchecked; None: the game gave none.
+        agents: numbers of the rows' agents, ``[N]`` int64; None: there are no rows.
     """
 
     obs: dict[str, np.ndarray]
-    reward: float = 0.0
-    rewards: dict[str, float] = field(default_factory=dict)
-    terminated: bool = False
-    truncated: bool = False
-    info: dict[str, Any] = field(default_factory=dict)
+    reward: Any = 0.0
+    rewards: dict[str, Any] = field(default_factory=dict)
+    terminated: Any = False
+    truncated: Any = False
+    info: Any = field(default_factory=dict)
     forbidden: dict[str, tuple[int, ...]] = field(default_factory=dict)
     forced: dict[str, Any] = field(default_factory=dict)
     result: Any = None
+    agents: np.ndarray | None = None
+
+    @property
+    def acting(self) -> np.ndarray | None:
+        """Indices of the rows that want an action, those that have not ended; None: all of them, or no rows."""
+        ended = self.terminated | self.truncated
+        return np.flatnonzero(~ended) if self.agents is not None and ended.any() else None
+
+    def row(self, index: int) -> Tick:
+        """One row, as a tick without rows."""
+        info = self.info[index] if isinstance(self.info, list) else self.info
+        return Tick(
+            {name: array[index] for name, array in self.obs.items()},
+            float(self.reward[index]),
+            {name: float(values[index]) for name, values in self.rewards.items()},
+            bool(self.terminated[index]),
+            bool(self.truncated[index]),
+            info,
+            self.forbidden,
+            self.forced,
+        )
 
 
 class TickValues:

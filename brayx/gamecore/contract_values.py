@@ -193,6 +193,33 @@ class ActionValues:
             raise _refused(place, array, inside, f"{part.low[index]:.9g} to {part.high[index]:.9g}")
         return array
 
+    def read_rows(self, value: Any) -> np.ndarray:
+        """The actions of several agents: int64 ``[N]`` from ``start``, or float32 ``[N, size]`` within the bounds.
+
+        Args:
+            value: the numbers, or their little-endian bytes, int32 or float32.
+        """
+        part, place = self.part, self.part.name
+        is_discrete = part.kind == "discrete"
+        if isinstance(value, bytes):
+            value = np.frombuffer(value, "<i4" if is_discrete else "<f4")
+        array = array_of(value, place, np.int64 if is_discrete else np.float32)
+        if not is_discrete and array.shape[1:] != (part.size,):
+            if array.ndim > 1 or array.size % part.size:
+                raise BadBody(f"{place} has shape {list(array.shape)}, expected [N, {part.size}]", field=place)
+            array = array.reshape(-1, part.size)
+        elif is_discrete and array.ndim != 1:
+            raise BadBody(f"{place} has shape {list(array.shape)}, expected [N]", field=place)
+        low, high = (part.start, part.start + part.size - 1) if is_discrete else (self._low, self._high)
+        inside = (array >= low) & (array <= high)
+        if not inside.all():
+            index = 0 if is_discrete else int(np.unravel_index(int(inside.argmin()), array.shape)[-1])
+            whole = f"a whole number from {low} to {high}"
+            raise _refused(
+                place, array, inside, whole if is_discrete else f"{part.low[index]:.9g} to {part.high[index]:.9g}"
+            )
+        return array
+
 
 def _refused(place: str, array: np.ndarray, inside: np.ndarray, expected: str) -> BadBody:
     """The refusal of the first value of ``array`` that is not ``inside``."""

@@ -79,6 +79,8 @@ class SharedModel(Model, Forwarder, Protocol):
         self, columns: Sequence[np.ndarray], *, deadline_s: float | None = None
     ) -> tuple[list[np.ndarray], np.ndarray]: ...
 
+    async def forward_rows(self, *args: NestedArray, deadline_s: float | None = None) -> Forward: ...
+
 
 class SharedModelHandle:
     """A model whose forwards are one caller's; see `Model`."""
@@ -103,6 +105,9 @@ class SharedModelHandle:
         self, columns: Sequence[np.ndarray], *, deadline_s: float | None = None
     ) -> tuple[list[np.ndarray], np.ndarray]:
         return await self._model.forward_columns(columns, deadline_s=deadline_s)
+
+    async def forward_rows(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
+        return await self._model.forward_rows(*args, deadline_s=deadline_s)
 
     def pinned(self, version: int | None = None) -> PinnedHandle:
         return self._model.pinned(version)

@@ -18,7 +18,7 @@ from brayx.errors import BadBody, BodyTooLarge, DeadlineExceeded, ModelError, Qu
 from brayx.metrics import Recorder
 from brayx.model.batcher import Batcher, RowsFailed, repeat_last
 from brayx.model.handles import Model, PinnedVersion, SharedModelHandle, sooner
-from brayx.model.inputs import InputCheck, total_of
+from brayx.model.inputs import InputCheck, to_columns, total_of
 from brayx.model.versions import Versions, WeightSet, version_unknown
 from brayx.types import Forward, NestedArray, PinnedHandle, Weights
 
@@ -218,6 +218,27 @@ class LocalModel:
             return parts[0]
         outputs = [np.concatenate(column) for column in zip(*(leaves for leaves, _ in parts), strict=True)]
         return outputs, np.concatenate([versions for _, versions in parts])
+
+    async def forward_rows(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
+        """The newest version's outputs for several observations, as one call if they fit into a batch.
+
+        Args:
+            *args: the model's arguments ``[N, ...]``.
+            deadline_s: as for `forward`.
+
+        Returns:
+            Outputs ``[N, ...]``, and the policy version of each row, ``[N]`` int64.
+
+        Raises:
+            BrayxError: as `forward_columns`; ShapeMismatch: the arguments do not fit.
+        """
+        columns = to_columns(self._spec, args)
+        if len(columns[0]) > self._max_batch_size:
+            leaves, versions = await self.forward_columns(columns, deadline_s=deadline_s)
+        else:
+            self._check.check(columns)
+            leaves, versions = await self._block(columns, None, self._until(deadline_s))
+        return Forward(self._spec.unflatten_outputs(leaves), versions)  # type: ignore[arg-type]
 
     def pinned(self, version: int | None = None) -> PinnedHandle:
         """A handle at one version; see `Model.pinned`."""

@@ -15,12 +15,13 @@ from brayx.actor.serving import Runtime
 from brayx.errors import BadBody, BrayxError
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.gamecore.contract_rows import RowBodies
 from brayx.gamecore.contract_ticks import Tick
 
 
 @dataclass
 class Played:
-    """One session.
+    """One session, or one episode of an agent of a session with rows.
 
     Attributes:
         contract: of its game.
@@ -44,7 +45,7 @@ class ContractService:
         expected: the contract that games have to fit; None: any.
         failures: errors with which the next ticks are answered, one each.
         takes_contracts: false: a start is answered as by an actor that knows none.
-        sessions: all sessions, in the order of their starts.
+        sessions: all sessions and episodes of agents, in the order of their starts.
     """
 
     urls: dict[str, str] = field(default_factory=dict)
@@ -68,25 +69,46 @@ class _ContractActor(Actor):
         contract = Contract.parse(json.loads(body))
         if self._service.expected is not None and (differences := contract.differences(self._service.expected)):
             raise BadBody("; ".join(differences))
-        self._bodies = ContractBodies(contract)
-        self._played = Played(contract)
-        self._service.sessions.append(self._played)
+        self._contract, self._has_rows = contract, json.loads(body).get("rows", False)
+        self._bodies = RowBodies(contract) if self._has_rows else ContractBodies(contract)
+        self._running: dict[int, Played] = {}
+        if not self._has_rows:
+            self._agent(0)
         return json.dumps({"contract": 1, "id": contract.id}).encode()
+
+    def _agent(self, number: int) -> Played:
+        if number not in self._running:
+            self._running[number] = Played(self._contract)
+            self._service.sessions.append(self._running[number])
+        return self._running[number]
 
     async def tick(self, body: bytes) -> bytes:
         if self._service.failures:
             raise self._service.failures.pop()
         tick = self._bodies.decode(body)
-        self._played.ticks.append(tick)
-        return self._bodies.encode(action_of(self._played.contract))
+        action = action_of(self._contract)
+        if tick.agents is None:
+            self._agent(0).ticks.append(tick)
+            return self._bodies.encode(action)
+        acting = 0
+        for row, agent in enumerate(tick.agents.tolist()):
+            played, of_agent = self._agent(agent), tick.row(row)
+            if of_agent.terminated or of_agent.truncated:
+                played.last, played.ended = of_agent, "stop"
+                del self._running[agent]
+            else:
+                played.ticks.append(of_agent)
+                acting += 1
+        return self._bodies.encode({name: [value] * acting for name, value in action.items()} if acting else {})
 
     async def stop(self, body: bytes) -> bytes:
-        self._played.last = self._bodies.decode_stop(body)
+        if not self._has_rows:
+            self._agent(0).last = self._bodies.decode_stop(body)
         return b""
 
     async def on_end(self, reason: str) -> None:
-        if self._service.takes_contracts and hasattr(self, "_played"):
-            self._played.ended = reason
+        for played in getattr(self, "_running", {}).values():
+            played.ended = reason
 
 
 def action_of(contract: Contract) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""The agents of an engine's game as sessions, over a real TCP door."""
+"""The agents of an engine's game as the rows of sessions, over a real TCP door."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -49,7 +50,11 @@ class Door:
         return self.start_reply if request.kind is StepKind.START else reply
 
     def _answer(self, body: bytes) -> bytes:
-        return json.dumps({"move": int(json.loads(body)["obs"]["vector"][0])}).encode()
+        tick = json.loads(body)
+        no_end = [False] * len(tick["agent"])
+        ended = zip(tick.get("terminated", no_end), tick.get("truncated", no_end), strict=True)
+        moves = [int(row[0]) for row, ends in zip(tick["obs"]["vector"], ended, strict=True) if not any(ends)]
+        return json.dumps({"move": moves}).encode()
 
     def bodies(self, *kinds: StepKind) -> list[tuple[str, Any]]:
         """Kind and body of the requests."""
@@ -75,7 +80,7 @@ def agents_at(url: str, **options: Any) -> EngineAgents:
     return EngineAgents(GamesRun(**{"url": url, "games": None, "give_up_after_s": 20.0, **options}))
 
 
-def test_each_agent_is_a_session(door: Door, url: str) -> None:
+def test_the_agents_of_a_contract_are_the_rows_of_a_session(door: Door, url: str) -> None:
     results: list[GameResult] = []
     agents = agents_at(url, on_game=results.append)
     assert agents.exchange([step(7, 1, 9.0), step(8, 2, mask={"move": [0, 0, 1]})]) == {7: {"move": 1}, 8: {"move": 2}}
@@ -87,22 +92,38 @@ def test_each_agent_is_a_session(door: Door, url: str) -> None:
     assert not door.app.running
     assert (agents.episodes, agents.broken_off) == (2, 1)
     assert results == [GameResult(1.0, 1, "terminated"), GameResult(-0.5, 2, "truncated")]
-    starts = door.bodies(StepKind.START)
-    assert [body for _, body in starts] == [CONTRACT.as_dict()] * 3
+    assert [body for _, body in door.bodies(StepKind.START)] == [{**CONTRACT.as_dict(), "rows": True}]
     assert [body for _, body in door.bodies(StepKind.TICK)] == [
-        {"reward": 0.0, "obs": {"vector": [1.0, 0.0]}},
-        {"reward": 0.0, "obs": {"vector": [2.0, 0.0]}, "mask": {"move": [0, 0, 1]}},
-        {"reward": 0.5, "info": {"speed": 2.0}, "obs": {"vector": [0.0, 0.0]}},
-        {"reward": 0.0, "obs": {"vector": [0.0, 0.0]}},
+        {
+            "agent": [7, 8],
+            "obs": {"vector": [[1.0, 0.0], [2.0, 0.0]]},
+            "reward": [9.0, 0.0],
+            "mask": {"move": [[1, 1, 1], [0, 0, 1]]},
+        },
+        {"agent": [8], "obs": {"vector": [[0.0, 0.0]]}, "reward": [0.5], "info": [{"speed": 2.0}]},
+        {
+            "agent": [7, 8, 7],
+            "obs": {"vector": [[2.0, 0.0], [2.0, 0.0], [0.0, 0.0]]},
+            "reward": [1.0, -1.0, 0.0],
+            "terminated": [True, False, False],
+            "truncated": [False, True, False],
+        },
     ]
-    assert [body for _, body in door.bodies(StepKind.STOP)] == [
-        {"reward": 1.0, "obs": {"vector": [2.0, 0.0]}, "terminated": True},
-        {"reward": -1.0, "obs": {"vector": [2.0, 0.0]}, "truncated": True},
-        None,
-    ]
+    assert [body for _, body in door.bodies(StepKind.STOP)] == [None]
 
 
-def test_the_end_of_an_agent_without_a_session_is_nothing(door: Door, url: str) -> None:
+def test_agents_with_several_contracts_are_as_many_sessions(door: Door, url: str) -> None:
+    other = dataclasses.replace(CONTRACT, team=1)
+    agents = agents_at(url)
+    rows = [step(7, 1), AgentStep(8, other, {"vector": [2.0, 0.0]}), step(9, 0)]
+    assert agents.exchange(rows) == {7: {"move": 1}, 9: {"move": 0}, 8: {"move": 2}}
+    assert agents.exchange(rows[1:]) == {8: {"move": 2}, 9: {"move": 0}}
+    assert [body["team"] for _, body in door.bodies(StepKind.START)] == [0, 1]
+    assert [body["agent"] for _, body in door.bodies(StepKind.TICK)] == [[7, 9], [8], [8], [9]]
+    agents.break_off()
+
+
+def test_the_end_of_an_agent_without_an_episode_is_nothing(door: Door, url: str) -> None:
     agents = agents_at(url)
     assert agents.exchange([step(7, 1, ended="terminated")]) == {}
     assert not door.app.requests
@@ -112,10 +133,11 @@ def test_a_lost_session_is_followed_by_another(door: Door, url: str, capsys: pyt
     agents = agents_at(url)
     agents.exchange([step(7, 1), step(8, 1)])
     door.errors = [AgentError("broken")]
-    assert agents.exchange([step(7, 2, 0.5), step(8, 2, 0.5)]) == {7: {"move": 2}, 8: {"move": 2}}
-    assert len(door.bodies(StepKind.START)) == 3
-    assert sorted(body["reward"] for _, body in door.bodies(StepKind.TICK)) == [0.0, 0.0, 0.0, 0.5]
-    assert agents.broken_off == 1
+    rows = [step(7, 2, 0.5, ended="terminated"), step(7, 0), step(8, 2, 0.5)]
+    assert agents.exchange(rows) == {7: {"move": 0}, 8: {"move": 2}}
+    assert len(door.bodies(StepKind.START)) == 2
+    assert [body["agent"] for _, body in door.bodies(StepKind.TICK)] == [[7, 8], [7, 8]]
+    assert agents.broken_off == 2
     assert "agent_error" in capsys.readouterr().err
 
 
@@ -138,14 +160,14 @@ def test_a_door_that_is_gone_is_given_up() -> None:
         agents_at("tcp://127.0.0.1:8101", max_ticks=3)
 
 
-def test_agents_of_a_game_with_a_fault_are_stopped_with_a_tick_under_way(door: Door, url: str) -> None:
+def test_agents_of_a_game_with_a_fault_are_stopped(door: Door, url: str) -> None:
     agents = agents_at(url)
     agents.exchange([step(7, 1), step(8, 1)])
     with pytest.raises(BadBody, match="agent 8"):
         agents.exchange([step(7, 1), step(8, float("inf"))])
     agents.break_off()
     assert not door.app.running
-    assert [body for _, body in door.bodies(StepKind.STOP)] == [None, None]
+    assert [body for _, body in door.bodies(StepKind.STOP)] == [None]
 
 
 @pytest.mark.parametrize("reply", [b"Game Started", b"{}", b"[]", b'{"id": "sha256:0"}'])

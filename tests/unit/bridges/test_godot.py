@@ -101,7 +101,8 @@ def test_each_episode_of_an_agent_is_a_session_of_what_the_game_showed(
         ]
         np.testing.assert_array_equal([tick.obs["obs"] for tick in played.ticks], np.float32(seen))
         np.testing.assert_allclose([*(tick.reward for tick in played.ticks), last.reward], rewards, rtol=1e-6)
-        assert (last.terminated, last.truncated, last.obs) == (True, False, {}), "no value of the next episode"
+        assert (last.terminated, last.truncated) == (True, False)
+        np.testing.assert_array_equal(last.obs["obs"], np.float32(seen[-1]), "no value of the next episode")
     assert [result.total_reward for result in games] == pytest.approx([sum(rewards) for _, rewards in expected[:8]])
     assert [result.length for result in games] == [len(seen) for seen, _ in expected[:8]]
     assert {result.ended for result in games} == {"terminated"}
@@ -224,8 +225,7 @@ def test_a_session_that_the_service_ends_is_followed_by_another(
     with bridging(service) as (play, _):
         assert play(agents=2, spoil=quits_after(4)) == "quit"
         wait_for_ends(service)
-    assert len(service.sessions) == 3
-    assert sorted(len(played.ticks) for played in service.sessions) == [0, 5, 5]
+    assert [len(played.ticks) for played in service.sessions] == [5, 5], "the first tick failed"
     assert "the agent failed" in capsys.readouterr().err
 
 

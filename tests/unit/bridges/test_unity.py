@@ -375,7 +375,7 @@ def test_a_lost_session_goes_on_as_another(service: ContractService) -> None:
         answer = caller.call(agents_message({BEHAVIOUR: [one(1), one(2)]}))
         assert len(answer.input.actions.by_behaviour[BEHAVIOUR].actions) == 2
         caller.call(leaving())
-    assert len(service.sessions) == 3
+    assert len(service.sessions) == 4, "two agents, each with an episode in both sessions"
 
 
 def test_a_service_that_is_gone_ends_the_game_and_the_bridge() -> None:

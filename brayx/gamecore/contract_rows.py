@@ -1,0 +1,433 @@
+"""`RowBodies`: the bodies of a session of several agents, whose ticks have a row for each of them.
+
+    json      {"agent": [3, 8], "obs": {"vector": [[0, 1], [2, 3]]}, "reward": [0.1, 0]}      reply: {"dash": [1, 0]}
+    msgpack   the same, with arrays as their little-endian bytes
+    packed    number of rows uint16, flags uint8, agents int32, rewards float32, ends uint8, observations, masks uint8,
+              extras as JSON; reply: the rows' replies, one after the other
+
+A row with ``terminated`` or ``truncated`` ends its agent's episode and gets no action; the agent's next episode may
+begin with a further row. Knows nothing of sessions, agents or doors.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from brayx.arrays import is_finite, place_of
+from brayx.errors import AgentError, BadBody
+from brayx.gamecore.contract import MAX_VALUES, Contract
+from brayx.gamecore.contract_bodies import (
+    EXTRAS,
+    MASKED,
+    TERMINATED,
+    TRUNCATED,
+    WITH_EXTRAS,
+    ContractBodies,
+    dumps,
+)
+from brayx.gamecore.contract_ticks import Tick
+from brayx.gamecore.contract_values import ObservationValues
+from brayx.gamecore.fields import array_of, check_names
+from brayx.spaces import MASK
+from brayx.strict_json import parse_json
+
+MAX_ROWS = 4096
+"""Maximum number of rows of a tick, less if the contract's observations are large; and of agents of a session."""
+_FIELDS = ("agent", "obs", "reward", "mask", "terminated", "truncated", *EXTRAS)
+_HEAD = struct.Struct("<HB")
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+class RowBodies(ContractBodies):
+    """Encodes and decodes the bodies of a session of several agents with one contract.
+
+    Args:
+        contract: the contract of each agent; its ``encoding`` decides.
+    """
+
+    def __init__(self, contract: Contract) -> None:
+        super().__init__(contract)
+        self._columns = {spec.name: _ObservationRows(spec) for spec in contract.observations}
+        values = sum(math.prod(spec.shape) for spec in contract.observations)
+        self._max_rows = min(MAX_ROWS, MAX_VALUES // max(values, 1))
+        self._choices = sum(contract.sizes)
+        self._fields = {part.name: f"f{index}" for index, part in enumerate(contract.actions)}
+        self._row = np.dtype(
+            [
+                (self._fields[part.name], "<i4")
+                if part.kind == "discrete"
+                else (self._fields[part.name], "<f4", part.size)
+                for part in contract.actions
+            ]
+        )
+
+    def decode(self, body: bytes) -> Tick:
+        """Reads a tick.
+
+        Raises:
+            BadBody: a value is missing, unknown, or does not fit the contract; or an agent has two rows that want an
+                action.
+        """
+        tick = self._unpack_rows(body) if self._is_packed else self._read_rows(self._document(body))
+        self._check_agents(tick)
+        return tick
+
+    def decode_stop(self, body: bytes) -> Tick | None:
+        """Reads a stop; None if its body is empty. A row that has not ended is broken off."""
+        return self.decode(body) if body else None
+
+    def encode(self, action: Mapping[str, Any]) -> bytes:
+        """The reply to a tick.
+
+        Args:
+            action: by name for each row that has not ended, in the game's numbers: ``[N]`` whole numbers from their
+                ``start``, or ``[N, size]`` numbers within their bounds. Empty: all rows have ended.
+
+        Raises:
+            AgentError: an action is missing, or not in its bounds.
+        """
+        columns = {}
+        try:
+            for name, values in self._values.actions.items():
+                columns[name] = values.read_rows(action[name] if action else ())
+        except KeyError as error:
+            raise AgentError(f"the agent chose no action {error.args[0]!r}") from None
+        except BadBody as error:
+            raise AgentError(f"the agent's action {error.message}") from None
+        if self._is_packed:
+            rows = np.empty(len(next(iter(columns.values()))), self._row)
+            for name, column in columns.items():
+                rows[self._fields[name]] = column
+            return rows.tobytes()
+        return self._dump({name: self._reply_rows(name, column) for name, column in columns.items()})
+
+    def decode_reply(self, body: bytes) -> dict[str, Any]:
+        """The game's half of `encode`: actions by name, each int64 ``[N]`` or float32 ``[N, size]``.
+
+        Raises:
+            BadBody: this is no reply to a session with this contract.
+        """
+        actions = self._values.actions
+        if self._is_packed:
+            if len(body) % self._row.itemsize:
+                raise BadBody(f"the reply has {len(body)} bytes, expected {self._row.itemsize} for each row")
+            rows = np.frombuffer(body, self._row)
+            document: Any = {name: rows[field] for name, field in self._fields.items()}
+        else:
+            document = self._parse(body)
+        if not isinstance(document, Mapping) or set(document) != set(actions):
+            raise BadBody(f"the reply is {document!r:.80}, expected an object with {', '.join(actions)}")
+        return {name: values.read_rows(document[name]) for name, values in actions.items()}
+
+    def encode_rows(
+        self,
+        agents: Sequence[int],
+        obs: Any,
+        reward: Any = None,
+        *,
+        mask: Any = None,
+        terminated: Any = None,
+        truncated: Any = None,
+        extras: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        """The game's half of `decode` and `decode_stop`: a body that the service will accept.
+
+        Args:
+            agents: number of each row's agent, 0 or more.
+            obs: values by observation, or those of the only one, each with a row for each agent. In the row of an
+                episode that is ``terminated`` they do not matter, but have to be valid.
+            reward: since the tick before: ``[N]`` numbers, by name if the contract names them; None: 0.
+            mask: ``[N]`` rows of 1 (allowed) and 0 by action, or of the only action that has a mask.
+            terminated, truncated: ``[N]``: how a row's episode ended; None: no one did.
+            extras: ``info``, ``forbidden``, ``forced`` and ``result`` as JSON values, for all rows; ``info`` may also
+                be a list with an object for each row.
+
+        Raises:
+            BadBody: a value does not fit the contract.
+        """
+        tick = Tick({}, agents=self._read_agents(agents))
+        count = len(agents)
+        columns = self._read_columns(obs, count)
+        self._read_rewards(tick, reward, count)
+        self._read_ends(tick, terminated, truncated, count)
+        allowed = self._read_masks(mask, count)
+        self._check_agents(tick)
+        if extras:
+            self._read_extras(tick, extras)
+        if self._is_packed:
+            rewards = np.stack([*tick.rewards.values()], -1) if tick.rewards else tick.reward
+            flags = MASKED * (allowed is not None) + WITH_EXTRAS * bool(extras)
+            ends = tick.terminated * np.uint8(TERMINATED) + tick.truncated * np.uint8(TRUNCATED)
+            parts = [_HEAD.pack(count, flags), _bytes(tick.agents, "<i4"), _bytes(rewards, "<f4"), ends.tobytes()]
+            parts.extend(self._columns[name].pack_rows(column) for name, column in columns.items())
+            if allowed is not None:
+                parts.append(b"".join(allowed[:, choices].tobytes() for choices in self._values.masks.values()))
+            return b"".join(parts) + (dumps(extras).encode() if extras else b"")
+        is_binary = self._is_binary
+        document: dict[str, Any] = {
+            "agent": _bytes(tick.agents, "<i4") if is_binary else [*map(int, agents)],
+            "obs": {name: self._columns[name].row_values(column, is_binary) for name, column in columns.items()},
+            "reward": {name: row.tolist() for name, row in tick.rewards.items()} or tick.reward.tolist(),
+            **(extras or {}),
+        }
+        if allowed is not None:
+            document["mask"] = {name: self._plain(allowed[:, choices]) for name, choices in self._values.masks.items()}
+        for name, ended in (("terminated", tick.terminated), ("truncated", tick.truncated)):
+            if ended.any():
+                document[name] = ended.tolist()
+        return self._dump(document)
+
+    def _read_rows(self, document: Mapping[str, Any]) -> Tick:
+        check_names(document, _FIELDS)
+        tick = Tick({}, agents=self._read_agents(document.get("agent")))
+        assert tick.agents is not None
+        count = len(tick.agents)
+        columns, allowed = self._read_columns(document.get("obs"), count), self._read_masks(document.get("mask"), count)
+        tick.obs = self._model_rows(columns, allowed, count)
+        self._read_rewards(tick, document.get("reward"), count)
+        self._read_ends(tick, document.get("terminated"), document.get("truncated"), count)
+        if extras := {name: document[name] for name in EXTRAS if name in document}:
+            self._read_extras(tick, extras)
+        return tick
+
+    def _unpack_rows(self, body: bytes) -> Tick:
+        if len(body) < _HEAD.size:
+            raise BadBody(f"the body has {len(body)} bytes, expected at least {_HEAD.size}: rows and flags")
+        count, flags = _HEAD.unpack_from(body)
+        if flags & ~(MASKED | WITH_EXTRAS):
+            raise BadBody(f"flags is {flags}, expected a sum of {MASKED} and {WITH_EXTRAS}", field="flags")
+        names = self.contract.rewards
+        numbers = len(names) or 1
+        end = _HEAD.size + count * (4 + 4 * numbers + 1)
+        if len(body) < end:
+            raise BadBody(f"the body has {len(body)} bytes, expected at least {end}: {count} agents, rewards and ends")
+        tick = Tick({}, agents=self._read_agents(np.frombuffer(body, "<i4", count, _HEAD.size)))
+        rewards = np.frombuffer(body, "<f4", count * numbers, _HEAD.size + 4 * count).astype(np.float64)
+        by_name = dict(zip(names, rewards.reshape(count, numbers).T, strict=True)) if names else rewards
+        self._read_rewards(tick, by_name, count)
+        ends = np.frombuffer(body, np.uint8, count, end - count)
+        if ends.any():
+            if (ends & ~np.uint8(TERMINATED | TRUNCATED)).any():
+                index = int((ends & ~np.uint8(TERMINATED | TRUNCATED)).argmax())
+                raise BadBody(f"ends[{index}] is {ends[index]}, expected 0, 2, 4 or 6", field=f"ends[{index}]")
+            tick.terminated, tick.truncated = ends & TERMINATED > 0, ends & TRUNCATED > 0
+        else:
+            tick.terminated = tick.truncated = np.zeros(count, np.bool_)
+        columns: dict[str, Any] = {}
+        for name, observation in self._columns.items():
+            columns[name], end = observation.unpack_rows(body, end, count)
+        masks: dict[str, bytes] | None = None
+        if flags & MASKED:
+            masks = {}
+            for name, choices in self._values.masks.items():
+                begin, end = end, end + count * (choices.stop - choices.start)
+                masks[name] = body[begin:end]
+        tick.obs = self._model_rows(columns, self._read_masks(masks, count), count)
+        if flags & WITH_EXTRAS:
+            self._read_extras(tick, parse_json(body[end:]))
+        elif len(body) != end:
+            raise BadBody(f"the body has {len(body)} bytes, expected {end}")
+        return tick
+
+    def _read_agents(self, value: Any) -> np.ndarray:
+        if value is None:
+            raise BadBody("agent is missing, expected the number of each row's agent", field="agent")
+        agents = np.frombuffer(value, "<i4") if isinstance(value, bytes) else array_of(value, "agent", np.int64)
+        if agents.ndim != 1 or not 0 < len(agents) <= self._max_rows:
+            got = f"{len(agents)} rows" if agents.ndim == 1 else f"the shape {list(agents.shape)}"
+            raise BadBody(f"agent has {got}, expected 1 to {self._max_rows}", field="agent")
+        if agents.min() < 0 or agents.max() >= 2**31:
+            index = int(((agents < 0) | (agents >= 2**31)).argmax())
+            place = f"agent[{index}]"
+            raise BadBody(f"{place} is {agents[index]}, expected a whole number from 0 to {2**31 - 1}", field=place)
+        return agents.astype(np.int64, copy=False)
+
+    def _check_agents(self, tick: Tick) -> None:
+        """Refuses two rows of an agent, unless the first of them ends its episode."""
+        assert tick.agents is not None
+        agents = tick.agents.tolist()
+        if len(set(agents)) == len(agents):
+            return
+        waiting: set[int] = set()
+        for index, (agent, ended) in enumerate(zip(agents, (tick.terminated | tick.truncated).tolist(), strict=True)):
+            if agent in waiting:
+                place = f"agent[{index}]"
+                raise BadBody(f"{place} is {agent}, which has a row before it that has not ended", field=place)
+            if not ended:
+                waiting.add(agent)
+
+    def _read_columns(self, value: Any, count: int) -> dict[str, Any]:
+        """The rows of all observations, in the contract's order and the game's dtypes."""
+        if not isinstance(value, Mapping):
+            if value is None or len(self._columns) > 1:
+                got = "missing" if value is None else f"{value!r:.80}"
+                raise BadBody(f"obs is {got}, expected an object with {', '.join(self._columns)}", field="obs")
+            value = dict.fromkeys(self._columns, value)
+        check_names(value, self._columns, "obs.")
+        columns = {}
+        for name, observation in self._columns.items():
+            if value.get(name) is None:
+                place = observation.place
+                raise BadBody(f"{place} is missing, expected {count} rows: {observation.expected}", field=place)
+            columns[name] = observation.read_rows(value[name], count)
+        return columns
+
+    def _model_rows(self, columns: Mapping[str, Any], allowed: np.ndarray | None, count: int) -> dict[str, np.ndarray]:
+        """What the model gets of `_read_columns` and `_read_masks`."""
+        obs = {name: self._columns[name].model_rows(column) for name, column in columns.items()}
+        if self.contract.has_mask:
+            obs[MASK] = np.ones((count, self._choices), np.uint8) if allowed is None else allowed
+        return obs
+
+    def _read_rewards(self, tick: Tick, value: Any, count: int) -> None:
+        weights = self.contract.rewards
+        if not weights:
+            tick.reward = np.zeros(count) if value is None else _numbers("reward", value, count)
+            return
+        value = {} if value is None else value
+        if not isinstance(value, Mapping):
+            raise BadBody(f"reward is {value!r:.80}, expected an object with {', '.join(weights)}", field="reward")
+        check_names(value, weights, "reward.")
+        tick.reward = np.zeros(count)
+        for name, weight in weights.items():
+            rewards = _numbers(f"reward.{name}", value[name], count) if name in value else np.zeros(count)
+            tick.rewards[name] = rewards
+            tick.reward = tick.reward + weight * rewards
+
+    def _read_ends(self, tick: Tick, terminated: Any, truncated: Any, count: int) -> None:
+        no_end = np.zeros(count, np.bool_)
+        ended = [
+            no_end if value is None else array_of(value, name, np.bool_, (count,))
+            for name, value in (("terminated", terminated), ("truncated", truncated))
+        ]
+        tick.terminated, tick.truncated = ended
+
+    def _read_masks(self, value: Any, count: int) -> np.ndarray | None:
+        """The masks of all choices, uint8 ``[N, choices]``; None if there are none."""
+        masks = self._values.masks
+        if value is None:
+            return None
+        if not masks:
+            raise BadBody("mask is given, but no action of the contract has one", field="mask")
+        if not isinstance(value, Mapping):
+            if len(masks) > 1:
+                raise BadBody(f"mask is {value!r:.80}, expected an object with {', '.join(masks)}", field="mask")
+            value = dict.fromkeys(masks, value)
+        check_names(value, masks, "mask.")
+        allowed = np.ones((count, self._choices), np.uint8)
+        for name, rows in value.items():
+            choices, place = masks[name], f"mask.{name}"
+            array = np.frombuffer(rows, np.uint8) if isinstance(rows, bytes) else array_of(rows, place, np.uint8)
+            shape = (count, choices.stop - choices.start)
+            if array.size != math.prod(shape):
+                raise BadBody(f"{place} has shape {list(array.shape)}, expected {list(shape)}", field=place)
+            array = array.reshape(shape)
+            if array.max() > 1:
+                index = np.unravel_index(int(array.argmax()), shape)
+                value_place = place_of(place, [int(part) for part in index])
+                raise BadBody(f"{value_place} is {array[index]}, expected 0 or 1", field=value_place)
+            if not (allows := array.any(-1)).all():
+                row = f"{place}[{int(allows.argmin())}]"
+                raise BadBody(f"{row} allows no choice, expected at least one", field=row)
+            allowed[:, choices] = array
+        return allowed
+
+    def _read_extras(self, tick: Tick, extras: Any) -> None:
+        infos = extras.get("info") if isinstance(extras, Mapping) else None
+        if not isinstance(infos, list):
+            return super()._read_extras(tick, extras)
+        assert tick.agents is not None
+        if len(infos) != len(tick.agents) or not all(isinstance(info, Mapping) for info in infos):
+            raise BadBody(f"info is {infos!r:.80}, expected {len(tick.agents)} objects, one for each row", field="info")
+        super()._read_extras(tick, {**extras, "info": {"rows": infos}})
+        tick.info = infos
+        return None
+
+    def _reply_rows(self, name: str, column: np.ndarray) -> Any:
+        part = self._values.actions[name].part
+        if self._is_binary:
+            return self._plain(column.astype("<i4") if part.kind == "discrete" else column)
+        if part.kind == "discrete":
+            return column.tolist()
+        return np.clip(column.astype(np.float64), part.low, part.high).tolist()  # float32 of 0.1 is above 0.1
+
+
+class _ObservationRows(ObservationValues):
+    """Reads and writes the rows of one observation: ``[N, ...]``; a list of arrays if their length may vary."""
+
+    def read_rows(self, value: Any, count: int) -> Any:
+        """The rows of a value: their values, an array, or its little-endian bytes."""
+        if self._rows is not None:
+            if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str | bytes) or len(value) != count:
+                raise BadBody(f"{self.place} is {value!r:.80}, expected {count} rows", field=self.place)
+            return [self.read(row) for row in value]
+        if isinstance(value, list) and value and isinstance(value[0], bytes | np.ndarray):
+            value = np.stack([self.read(row) for row in value])
+        if isinstance(value, bytes):
+            if len(value) != count * self._row_bytes:
+                expected = f"{count} rows of {self._row_bytes}"
+                raise BadBody(f"{self.place} has {len(value)} bytes, expected {expected}", field=self.place)
+            array = np.frombuffer(value, self._dtype)
+        else:
+            array = array_of(value, self.place, np.float32 if self.spec.dtype == "float32" else self._dtype)
+        shape = (count, *self.spec.shape)
+        if array.shape != shape:
+            if array.size != math.prod(shape) or (array.ndim > 1 and len(array) != count):
+                raise BadBody(f"{self.place} has shape {list(array.shape)}, expected {list(shape)}", field=self.place)
+            array = array.reshape(shape)
+        return self._checked(array)
+
+    def model_rows(self, rows: Any) -> np.ndarray:
+        """What the model gets: ``[N, ...]``."""
+        return np.stack([self.model_array(row) for row in rows]) if self._rows is not None else self.model_array(rows)
+
+    def row_values(self, rows: Any, is_binary: bool) -> Any:
+        """The rows in a body: their bytes, or JSON values."""
+        if self._rows is not None:
+            return [self.value(row, binary=is_binary) for row in rows]
+        return self.value(rows, binary=is_binary)
+
+    def pack_rows(self, rows: Any) -> bytes:
+        """The bytes in a packed body: those of the rows; after their lengths, if these may vary."""
+        if self._rows is None:
+            return self.pack(rows)
+        lengths = np.array([len(row) for row in rows], "<u2").tobytes()
+        return lengths + b"".join(_bytes(row, self._dtype) for row in rows)
+
+    def unpack_rows(self, body: bytes, start: int, count: int) -> tuple[Any, int]:
+        """The rows at ``start`` of a packed body, and where they end."""
+        if self._rows is None:
+            end = start + count * self._row_bytes
+            if end > len(body):
+                raise self._too_short(body, end)
+            return self.read_rows(body[start:end], count), end
+        end = start + 2 * count
+        if end > len(body):
+            raise self._too_short(body, end)
+        lengths = np.frombuffer(body, "<u2", count, start).astype(np.int64) * self._row_bytes
+        ends = [end, *(end + lengths.cumsum()).tolist()]
+        if ends[-1] > len(body):
+            raise self._too_short(body, ends[-1])
+        return [self._of_bytes(body[first:last]) for first, last in pairwise(ends)], ends[-1]
+
+
+def _numbers(place: str, value: Any, count: int) -> np.ndarray:
+    """float64 ``[N]`` numbers that float32 can hold."""
+    numbers = array_of(value, place, np.float64, (count,))
+    if not is_finite(numbers) or np.abs(numbers).max() > _LARGEST:
+        index = int((~(np.abs(numbers) <= _LARGEST)).argmax())
+        where = f"{place}[{index}]"
+        raise BadBody(f"{where} is {numbers[index]}, expected a finite number", field=where)
+    return numbers
+
+
+def _bytes(array: Any, dtype: Any) -> bytes:
+    """The little-endian bytes of an array."""
+    data: bytes = array.astype(dtype, copy=False).tobytes()
+    return data
