@@ -77,6 +77,8 @@ class JobConfig(BaseModel):
     where the command runs; null: the first game that connects says it, or the champion that is served."""
     behaviours: dict[str, dict[str, Any]] = {}
     """Options of single behaviours of the games, by name: their components, with the options that differ."""
+    other_behaviours: Literal["learn", "refuse"] = "learn"
+    """What becomes of behaviours that ``behaviours`` does not name."""
     tracking: TrackingConfig = TrackingConfig()
     """Where trials are kept: MLflow's ``uri``, or a mapping of options."""
 
@@ -225,8 +227,8 @@ class JobConfig(BaseModel):
 
 _GROUPS = {kind: f"{kind}s" for kind in KINDS}
 TOP_OPTIONS = (
-    "project", "trial", "mode", "seed", "contract", "behaviours", "tracking", "console_port", "console_host",
-    "console_keys_file",
+    "project", "trial", "mode", "seed", "contract", "behaviours", "other_behaviours", "tracking", "console_port",
+    "console_host", "console_keys_file",
 )  # fmt: skip
 """Keys at the top of a job that are no components."""
 

@@ -146,22 +146,36 @@ class _Translation:
         return made
 
     def _behaviours(self) -> None:
-        """Converts the behaviours. Options that differ are those of each behaviour's own."""
+        """Converts the behaviours. Options that differ are those of each behaviour's own, the others the job's. Without
+        ``default_settings``, which those have that are not named, the job refuses them."""
         default = self._mapping(("default_settings",))
         names = self._mapping(("behaviors",))
         places: list[Loc] = [("behaviors", name) for name in names] or [("default_settings",)]
         network = {"network_settings": dict(self._flags.get("network_settings", {}))}
         made, jobs = self._made, list[dict[str, Any]]()
-        common = made.job
+        before = made.job
         for loc in places:
-            made.job = {}
-            self._behaviour(merged_options(merged_options(default, self._mapping(loc)), network), loc)
-            jobs.append(made.job)
-        made.job = common | {key: jobs[0][key] for key in jobs[0] if all(jobs[0][key] == job.get(key) for job in jobs)}
-        if len(jobs) > 1:
+            jobs.append(self._converted(merged_options(default, self._mapping(loc)), loc, network))
+        if names and default:
+            said = [*made.notes], [*made.refused], [*self._quiet]  # by each behaviour, too
+            given = self._converted(default, ("default_settings",), network)
+            made.notes, made.refused, self._quiet = said
+            common = {key: value for key, value in given.items() if all(key in job for job in jobs)}
+        else:
+            common = {key: value for key, value in jobs[0].items() if all(job.get(key) == value for job in jobs)}
+        made.job = before | common
+        if names:
             made.job.setdefault("trainer.algorithm", {"name": jobs[0]["trainer.algorithm"]["name"]})
             own = [{key: value for key, value in job.items() if made.job.get(key) != value} for job in jobs]
             made.job["behaviours"] = dict(zip(names, map(_nested, own), strict=True))
+            if not default:
+                made.job["other_behaviours"] = "refuse"
+
+    def _converted(self, values: Mapping[str, Any], loc: Loc, network: Mapping[str, Any]) -> dict[str, Any]:
+        """A behaviour's options of the job."""
+        self._made.job = {}
+        self._behaviour(merged_options(values, network), loc)
+        return self._made.job
 
     def _behaviour(self, values: Mapping[str, Any], loc: Loc) -> None:
         trainer = str(values.get("trainer_type", "ppo"))
@@ -205,8 +219,6 @@ class _Translation:
             raise self._error(
                 loc, "a demonstration does not have the policy's memory: leave network_settings.memory out"
             )
-        if len(self._mapping(("behaviors",))) > 1:
-            raise self._error(loc, "one behaviour of a training imitates: leave the others out of the file")
         job, length = self._made.job, self._made.job["buffer.unroll_length"]
         columns = max(1, round((cloning.batch_size or behaviour.hyperparameters.batch_size) / length))
         job["trainer.algorithm"] = {
@@ -337,7 +349,10 @@ def _nested(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     nested: dict[str, dict[str, Any]] = {}
     for path, value in options.items():
         component, _, key = path.partition(".")
-        nested.setdefault(component, {})[key] = value
+        if key:
+            nested.setdefault(component, {})[key] = value
+        else:
+            nested[component] = value
     return nested
 
 

@@ -242,7 +242,8 @@ class JobTraining(abc.ABC):
             BrayxError: a source failed, or a rollout failed permanently; or as `Watch.look`.
         """
         began, learning = time.monotonic(), self.learning
-        must_connect = [*self.urls.values()] if self.job.needs_games else []
+        plays = not self.job.rollouts and all(source.demonstration for source in self.job.sources.values())
+        must_connect = [*self.urls.values()] if plays else []
         steps = max(_batch_steps(self.job, trainee.config) for trainee in learning.trainees.values())
         share = self.config.max_lost_share
         gamecores = self.job.actors[self.actor].gamecores if self.actor else []

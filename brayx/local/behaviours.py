@@ -20,6 +20,7 @@ from brayx.jobs.contracts import contract_lines, parse_contract, plain_name
 from brayx.jobs.document import nearest
 from brayx.jobs.recorded import contract_of_trial, contracts_of_children, with_resumed_contract
 from brayx.jobs.result import promote
+from brayx.jobs.sources import Sources
 from brayx.jobs.trainee import Trainees
 from brayx.jobs.training import READY_TIMEOUT_S
 from brayx.jobs.watching import IDLE_S, Idle
@@ -63,6 +64,8 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         self.trainees, self.mains = {name: self._trainee}, [name]
         self._jobs = {name: job}
         self._buffers: dict[str, dict[str, Any]] = {}
+        self._sources: dict[str, Sources] = {}
+        """Of all behaviours but the first, whose sources are the job's."""
         self._starting: dict[str, float] = {}
         """Deadline of the first weights of each behaviour whose starts are still held."""
         self._idle, self._ended = Idle(), set[str]()
@@ -107,6 +110,8 @@ class BehaviourTraining(Trainees[LocalTrainee]):
                 self._admit(name, trainee)
             elif not trainee.learner.running:
                 self._complete(name, trainee)
+        for error in (error for sources in self._sources.values() for error in sources.errors):
+            raise error
         self._end_idle()
 
     def is_over(self, no_more: bool) -> bool:
@@ -150,6 +155,8 @@ class BehaviourTraining(Trainees[LocalTrainee]):
 
     def close(self, finished: bool) -> None:
         """See `Trainees.close`."""
+        for sources in self._sources.values():
+            sources.stop()
         for trainee in self.trainees.values():
             if trainee is not self._trainee:
                 trainee.end("FINISHED" if finished else "KILLED")
@@ -183,6 +190,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
             if clerk.may_resume:
                 with_resumed_contract(job, f"{self._clerk.trial().name}/{name}", clerk.call(contract_of_trial))
             trainee = LocalTrainee(job, layout, clerk, acts=True)
+            self._sources[name] = Sources(job, trainee.buffers, layout.env)
         except BrayxError as error:
             self._refuse(name, error, clerk)
             return False
@@ -211,6 +219,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         self._lobby.doors.export(trainee.numbers, behaviour=name)
         assert trainee.acting is not None
         trainee.acting.build(lambda line: self._say(f"{name!r}: {line}"))
+        self._sources[name].__enter__()
         self._lobby.admit(name)
 
     def _drop(self, name: str, error: BrayxError) -> None:
@@ -219,6 +228,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         trainee = self.trainees.pop(name)
         trainee.learner.stop()
         self._jobs.pop(name)
+        self._sources.pop(name)
         self.mains.remove(name)
         assert trainee.acting is not None
         with contextlib.suppress(DeadlineExceeded):

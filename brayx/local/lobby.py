@@ -207,6 +207,8 @@ class Lobby:
         known = self._behaviours.get(name)
         if known is not None and known.decided.is_set() and not known.refusal:
             return known  # the actor checks the start
+        if self.job.other_behaviours == "refuse" and name not in self.job.behaviours:
+            raise unknown_behaviour(name, self.job.behaviours)
         if start.opponent:
             Actor().ask(start.opponent)
         if start.record and (self.job.recording is None or not self.job.recording.on_request):

@@ -58,6 +58,10 @@ behaviors:
     behavioral_cloning: {demo_path: expert.demo, strength: 0.5, steps: 1000}
     max_steps: 2000
     summary_freq: 1000
+  Runner:
+    hyperparameters: {batch_size: 128, buffer_size: 512}
+    network_settings: {hidden_units: 16}
+    max_steps: 2000
 """
 
 
@@ -67,15 +71,16 @@ def test_a_project_of_mlagents_changes_one_word(tmp_path: Path) -> None:
     (tmp_path / "expert.demo").write_bytes(expert_demo())
     # Without --env the bridge listens where the Editor calls, which another test may do.
     words = ["chase.yaml", "--run-id=first", "--env", sys.executable, "--base-port=0", "--no-graphics"]
-    options = [*setting(*FREE_PORTS, "console_port=null"), "--env-args", *BUILD.split()[1:], "--runners=0"]
+    options = [*setting(*FREE_PORTS, "console_port=null"), "--env-args", *BUILD.split()[1:]]
     with brayx(tmp_path, "mlagents-learn", *words, *options, environment=environment) as train, said_on_failure(train):
         assert train.ended() == 0
     assert "beta_schedule: the entropy's weight stays at beta" in train.err
     assert "without effect: summary_freq" in train.err
     assert "num_steps 2,000 reached" in train.out
     assert "trial 'first' of project 'chase': finished" in train.out
-    written = ort.InferenceSession(tmp_path / "results" / "first" / "Chaser.onnx")
-    assert [value.name for value in written.get_inputs()] == ["obs_0", "action_masks"]
+    for behaviour, inputs in {"Chaser": ["obs_0", "action_masks"], "Runner": ["obs_0"]}.items():
+        written = ort.InferenceSession(tmp_path / "results" / "first" / f"{behaviour}.onnx")
+        assert [value.name for value in written.get_inputs()] == inputs
 
     with brayx(tmp_path, "mlagents-learn", *words, *options, environment=environment) as again, said_on_failure(again):
         assert again.ended() == 2

@@ -112,7 +112,7 @@ def bridge_of(options: LearnOptions) -> argparse.Namespace:
 
 def test_ppo(tmp_path: Path) -> None:
     options = read(tmp_path, PPO)
-    job = options.load(["console_port=null"])
+    job = options.load(["console_port=null"]).of_behaviour("Runner")
     assert (job.project, job.trial, job.console_port) == ("run 1", "ppo", None)
     assert job.configs["network"].model_dump() | {"kind": "config"} == {
         "kind": "config", "hidden": [32, 32], "normalise": True, "convolutions": "nature", "shared": True
@@ -259,11 +259,33 @@ behaviors:
     assert [job.buffers["buffer"].unroll_length for job in jobs] == [32, 1, 64]
     assert [job.actors["actor"].episode_length for job in jobs] == [32, 64, 64]
     assert [job.buffers["buffer"].min_columns for job in jobs][1:] == [70, 1]
-    alone = read(tmp_path, text.replace("  Small: {", "#").replace("  Third: {", "#")).load()
+    alone = read(tmp_path, text.replace("  Small: {", "#").replace("  Third: {", "#")).load().of_behaviour("Big")
     algorithms = [job.trainers["trainer"].algorithm for job in (alone, *jobs)]
     assert [algorithm.name for algorithm in algorithms] == ["ppo", "ppo", "sac", "ppo"]
     assert algorithms[1] == algorithms[0], "as if it were the only one"
     assert algorithms[3].model_dump(include={"clip_param", "epochs"}) == {"clip_param": 0.2, "epochs": 9}
+    job = options.load()
+    assert job.other_behaviours == "learn", "by default_settings"
+    fourth = job.of_behaviour("Fourth")
+    assert fourth.trainers["trainer"].num_steps == 1000
+    assert fourth.actors["actor"].episode_length == 64
+
+
+def test_a_behaviour_that_the_file_lacks_is_refused_without_default_settings(tmp_path: Path) -> None:
+    job = read(tmp_path, "behaviors: {Big: {time_horizon: 32}, Small: {}}").load()
+    assert (job.other_behaviours, [*job.behaviours]) == ("refuse", ["Big", "Small"])
+    assert read(tmp_path, "default_settings: {time_horizon: 32}").load().other_behaviours == "learn"
+    assert learn_options(None, {}).load().other_behaviours == "learn"
+
+
+def test_one_of_several_behaviours_imitates(tmp_path: Path) -> None:
+    text = f"behaviors: {{Big: {{behavioral_cloning: {{demo_path: {PEER}}}}}, Small: {{time_horizon: 32}}}}"
+    job = read(tmp_path, text).load()
+    assert job.sources == {}
+    assert {*job.of_behaviour("Big").sources} == {"expert"}
+    big, small = (job.of_behaviour(name).trainers["trainer"] for name in ("Big", "Small"))
+    assert (big.buffers, small.buffers) == (["buffer", "demonstrations"], ["buffer"])
+    assert (big.algorithm.name, small.algorithm.name) == ("mixed", "ppo")
 
 
 @pytest.mark.parametrize(
@@ -304,10 +326,6 @@ behaviors:
         (
             "behaviors: {A: {behavioral_cloning: {demo_path: a.demo}, network_settings: {memory: {}}}}",
             "behavioral_cloning: .* memory",
-        ),
-        (
-            "behaviors: {A: {}, B: {}}\ndefault_settings: {behavioral_cloning: {demo_path: a.demo}}",
-            "behavioral_cloning: one behaviour",
         ),
     ],
 )

@@ -17,7 +17,7 @@ def training(*, starting: bool) -> Any:
     """A training whose second behaviour has failed while the first one has all its steps."""
     made: Any = BehaviourTraining.__new__(BehaviourTraining)
     learners = {"chaser": Learner("of chaser", running=False), "runner": Learner("", False, Diverged("loss is NaN"))}
-    made.closed, made.refused = [], {}
+    made.closed, made.refused, made._sources = [], {}, {"runner": None}
 
     async def close() -> None:
         made.closed.append("runner")

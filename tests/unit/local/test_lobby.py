@@ -232,6 +232,18 @@ def test_another_behaviour_is_held_until_it_acts_or_is_refused(pool: ThreadPoolE
         assert starts[0].result(30)
 
 
+def test_behaviours_that_the_job_does_not_name_may_be_refused(pool: ThreadPoolExecutor) -> None:
+    options = ("behaviours={keeper: {}, runner: {}}", "other_behaviours=refuse")
+    with lobby(*options) as waiting, Client(waiting.doors.urls["tcp"]) as client:
+        with pytest.raises(BadBody, match='behaviour is \'agent\', expected one of "keeper", "runner"'):
+            client.start(START, "a")
+        start = pool.submit(client.start, json.dumps({**CONTRACT, "behaviour": "keeper"}), "b")
+        assert Contract.parse(waiting.wait().contract).behaviour == "keeper"
+        waiting.bind(Runtime(functools.partial(Echo, [])), waiting.say, lambda: None)
+        waiting.admit("keeper")
+        assert start.result(30)
+
+
 def test_there_are_only_so_many_behaviours_and_refused_ones_do_not_count(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
