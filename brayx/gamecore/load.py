@@ -20,6 +20,10 @@ from brayx.gamecore.client import AsyncClient
 
 PHASES = ("start", "tick", "stop")
 _QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+_BAD_SHARE = 0.01
+"""Share of late or failed ticks from which a second counts as bad."""
+_BAD_SECONDS = 3
+"""Bad seconds in a row that saturation takes; one or two come from elsewhere, such as a busy neighbour."""
 _PAUSE_S = 1.0
 """Pause of a session after an error, so that a service that refuses is not flooded."""
 
@@ -49,6 +53,12 @@ class LoadPlan:
     limit_s: float = 0.1
     credentials: dict[str, Any] = field(default_factory=dict)
 
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as JSON values, without credentials; bodies by their sizes."""
+        sizes = {"start_bytes": len(self.start), "tick_bytes": len(self.tick)}
+        named = ("url", "sessions", "ramp_s", "seconds", "rate", "limit_s")
+        return {name: getattr(self, name) for name in named} | sizes
+
 
 @dataclass
 class LoadResult:
@@ -66,12 +76,15 @@ class LoadResult:
 
     @property
     def saturated_at(self) -> int | None:
-        """The fewest open sessions with which one tick in a hundred of a second was late or failed; None: never."""
-        full = [most for most, ticks, bad in self.seconds.values() if bad > 0.01 * (ticks + bad)]
-        return min(full, default=None)
+        """Open sessions at the first `_BAD_SECONDS` in a row in which one tick in a hundred was late or failed; None:
+        there were none. Later there may be fewer, since a service that is too busy loses sessions."""
+        by_second = [self.seconds[second] for second in sorted(self.seconds)]
+        bad = [failed > _BAD_SHARE * (ticks + failed) for _, ticks, failed in by_second]
+        starts = range(len(bad) - _BAD_SECONDS + 1)
+        return next((by_second[start][0] for start in starts if all(bad[start : start + _BAD_SECONDS])), None)
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as JSON values; times in milliseconds."""
+        """The measurements as JSON values; times in milliseconds."""
         phases = {}
         for phase, taken in self.latency_s.items():
             values = (np.quantile(taken, tuple(_QUANTILES.values())) * 1e3).tolist() if taken else []
@@ -113,7 +126,7 @@ class _Load:
         due = time.perf_counter()
         while await self._timed("tick", client.tick(self._plan.tick), due):
             due += 1 / self._plan.rate
-            if due >= self._end:
+            if max(due, time.perf_counter()) >= self._end:  # a service that is too busy would take minutes longer
                 break
             await asyncio.sleep(max(0.0, due - time.perf_counter()))
         if client.session is not None:

@@ -45,6 +45,7 @@ def test_every_session_is_played(
     assert not any(phase["errors"] for phase in phases.values())
     assert sum(second["answered"] for second in result["by_second"]) == phases["tick"]["answered"]
     assert result["saturated_at"] is None
+    assert result["plan"]["sessions"] == SESSIONS
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[:4]] == ["phase", "start", "tick", "stop"]
 
 
@@ -57,7 +58,12 @@ def test_errors_are_counted_by_code(host: LocalHost, tmp_path: Path) -> None:
     assert phases["start"]["answered"] == phases["tick"]["answered"] == 0
 
 
-def test_saturation_is_at_the_fewest_sessions_with_late_ticks() -> None:
+def test_saturation_is_where_ticks_are_late_for_three_seconds() -> None:
     result = LoadResult()
-    result.seconds |= {0: [10, 100, 0], 1: [20, 199, 1], 2: [30, 90, 10], 3: [40, 50, 50]}
-    assert result.saturated_at == 30
+    good, bad = [100, 0], [90, 10]
+    result.seconds |= {second: [10 * second, *counts] for second, counts in enumerate((good, bad, bad, good, [199, 1]))}
+    assert result.saturated_at is None
+    result.seconds |= {second: [10 * second, *bad] for second in range(5, 9)}
+    assert result.saturated_at == 50
+    result.seconds |= {second: [30, *bad] for second in range(9, 14)}
+    assert result.saturated_at == 50, "it is not lower because sessions were lost"
