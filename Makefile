@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes, which would all compile the same files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo lint test test-cluster test-learning test-chaos test-lowest bench lock clean
+.PHONY: help setup demo lint test test-cluster test-learning test-chaos test-nodes test-lowest bench lock clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -60,7 +60,7 @@ lint: setup ## formatting, lint, types and the direction of imports
 # time, and one takes all of tests/integration (tests/conftest.py): so these come first, and the unit tests last.
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: lint ## lint, then every test but the three below
+test: lint ## lint, then every test but the four below
 	$(BIN)/pytest $(PARALLEL) tests/integration tests/end_to_end tests/notebooks tests/unit $(ARGS)
 
 # Tests with the marker `alone` miss a deadline beside others, for the reason that stands at the marker.
@@ -73,6 +73,9 @@ test-learning: setup ## trains with three seeds to the target: minutes
 
 test-chaos: setup ## kills processes while they train and serve
 	$(BIN)/pytest -m chaos tests $(ARGS)
+
+test-nodes: setup ## serves on three imitated machines, and cuts and kills them; needs root
+	$(BIN)/pytest -m nodes tests/nodes $(ARGS)
 
 # CI installs the newest packages that are allowed, those of the lock. Torch comes as the build of the default index.
 LOWEST := .venv-lowest

@@ -237,7 +237,8 @@ class SessionLost(SessionError):
 class SessionResumed(SessionError):
     """The session's owner died, and another replica resumed it from a snapshot.
 
-    The request was not applied. ``details["tick"]`` is the number of the next tick. Reported once.
+    The request was not applied. ``details["tick"]`` is the number of the next tick, which no earlier one had, and
+    ``details["restored"]`` the number of ticks that the snapshot has. Reported once.
     """
 
     code = "session_resumed"

@@ -34,7 +34,7 @@ from brayx.errors import (
     SessionUnknown,
 )
 from brayx.faults import report
-from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.gamecore.protocol import MAX_SEQ, StepKind, StepRequest
 from brayx.logs import limited
 from brayx.metrics import Recorder
 
@@ -336,14 +336,20 @@ class Session:
         self.end("moved")
 
     def after_resume(self, snapshot: SessionSnapshot, request: StepRequest, reply: Reply) -> None:
-        """Handles the request that resumed the session; it gets `SessionResumed` if ticks may be lost."""
+        """Handles the request that resumed the session; it gets `SessionResumed` if ticks may be lost.
+
+        The next number is then above the request's. Otherwise the client would use a number for a second tick, and a
+        copy of the first that is still on its way, as through a broken link, could be applied as the second.
+        """
         if snapshot.exact or (snapshot.kept is not None and request.seq == snapshot.seq - 1):
             # Nothing is lost: at most the client lacks the reply to the snapshot's last tick, and sends it again.
             self.inbox.appendleft((request, reply, _now(), None))
         else:
-            following = snapshot.seq or snapshot.tick
-            message = f"session {self.id!r} was resumed from a snapshot: tick {following} comes next"
-            reply(SessionResumed(message, tick=following))
+            if request.seq is not None and request.seq >= self.seq:
+                self.seq, self.kept = min(request.seq + 1, MAX_SEQ), None
+            following = self.seq or self.ticks
+            message = f"session {self.id!r} was resumed from a snapshot of {self.ticks} ticks: {following} comes next"
+            reply(SessionResumed(message, tick=following, restored=self.ticks))
 
     async def may_answer(self, request: StepRequest, reply: Reply) -> bool:
         """Waits for the lease's renewal; False: another process has the session, or the lease was not renewed.

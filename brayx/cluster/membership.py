@@ -30,7 +30,7 @@ from brayx.cluster.directory import (
     DirectoryRecovering,
     Renewal,
 )
-from brayx.cluster.named import named_actor, unwrap
+from brayx.cluster.named import HEAD, named_actor, unwrap
 from brayx.cluster.peers import Peers
 from brayx.cluster.ray_private import KeyValueStore
 from brayx.errors import BrayxError, Overloaded, StartupError
@@ -197,9 +197,10 @@ def create_directory(name: str) -> Any:
     """Finds the directory's Ray actor of that name, or starts it.
 
     It is detached, so that it outlives the replica that started it; the owner of the application ends it with
-    `stop_directory`.
+    `stop_directory`. It is on the head node: every session needs it, and no other node's loss may stop them all.
     """
-    return named_actor(_DirectoryActor, name, lifetime="detached", max_task_retries=1).remote(name)
+    options = {"lifetime": "detached", "max_task_retries": 1, "resources": {HEAD: 0.001}}
+    return named_actor(_DirectoryActor, name, **options).remote(name)
 
 
 async def check_directory(name: str, directory: Any) -> None:

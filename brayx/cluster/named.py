@@ -24,6 +24,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from brayx.cluster import NAMESPACE
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError, StartupError, first_line
 
+HEAD = "node:__internal_head__"
+"""Ray's resource that only the head node has."""
 WEIGHT_STORE = "the weight store"
 """Name in messages of the actor that most callers use."""
 

@@ -21,6 +21,7 @@ from brayx.cluster import ray_private
 from brayx.cluster.actor_app import actor_spec, application
 from brayx.cluster.console import ReplicaSessions
 from brayx.cluster.model import model_application
+from brayx.cluster.named import HEAD
 from brayx.cluster.pool import PoolClient
 from brayx.cluster.serve_run import serve_run
 from brayx.console.job import MODULE, ConsoleJob, words_of
@@ -39,8 +40,6 @@ _PORT_S = 10.0
 """Time for the console's replica before this one to free the port."""
 _AGAIN_S = 0.2
 _ROUTE_S = 2.0
-_HEAD = "node:__internal_head__"
-"""Ray's resource that only the head node has, so that the console's address does not move."""
 
 
 class _Args(BaseModel):
@@ -179,7 +178,7 @@ def console_application(job: JobConfig, uri: str, *, actor: str = "") -> serve.A
         ConsoleReplica,
         name="console",
         num_replicas=1,
-        ray_actor_options={"num_cpus": 0, "resources": {_HEAD: 0.001}},
+        ray_actor_options={"num_cpus": 0, "resources": {HEAD: 0.001}},  # its address must not move
         health_check_period_s=5.0,
         graceful_shutdown_wait_loop_s=0.2,
         logging_config=LoggingConfig(enable_access_log=False),

@@ -273,8 +273,8 @@ class Client(_BaseClient):
         Raises:
             SessionUnknown: no session is running.
             SessionLost, AgentError: the session has ended; start another.
-            SessionResumed: this tick was not applied, and earlier ones may be undone: the session continues at tick
-                ``details["tick"]``, and the next tick gets that number. Raised once.
+            SessionResumed: this tick was not applied, and earlier ones may be undone: the session continues after its
+                first ``details["restored"]`` ticks, and the next one gets the number ``details["tick"]``. Raised once.
             OutOfSequence: another client ticks this session; the next tick gets the expected number.
             ConnectionLost, DeadlineExceeded: the tick may or may not have been applied.
         """

@@ -156,6 +156,7 @@ class LedgerArgs(BaseModel):
     folder: Path
     native_port: int
     tcp_port: int
+    native_host: str = "127.0.0.1"
     snapshot_every: int = 5
     drain_timeout_s: float = 10.0
     generation: int = 0
@@ -179,6 +180,7 @@ def app(args: LedgerArgs) -> Any:
         serialize=None,
         native_port=args.native_port,
         tcp_port=args.tcp_port,
+        native_host=args.native_host,
         snapshot_every=args.snapshot_every,
         idle_timeout_s=60.0,
         reconnect_timeout_s=60.0,
@@ -197,7 +199,10 @@ class Wish:
 
 
 def deploy(options: argparse.Namespace, wish: Wish) -> None:
-    """Applies the wish, like ``serve deploy``: only another generation restarts replicas."""
+    """Applies the wish, like ``serve deploy``: only another generation restarts replicas.
+
+    On a Ray of several nodes each has one replica.
+    """
     from ray import serve
     from ray.serve.context import _get_global_client
     from ray.serve.schema import ServeDeploySchema
@@ -206,14 +211,18 @@ def deploy(options: argparse.Namespace, wish: Wish) -> None:
         folder=options.folder / "events",
         native_port=options.native_port,
         tcp_port=options.tcp_port,
+        native_host=_host(options),
         generation=wish.generation,
     )
+    deployment: dict[str, Any] = {"name": APPLICATION, "num_replicas": wish.replicas}
+    if options.address:
+        deployment["max_replicas_per_node"] = 1
     application = {
         "name": APPLICATION,
         "route_prefix": "/",
         "import_path": f"{__spec__.name}:app",
         "args": args.model_dump(mode="json"),
-        "deployments": [{"name": APPLICATION, "num_replicas": wish.replicas}],
+        "deployments": [deployment],
     }
     client: Any = _get_global_client()
     client.deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
@@ -226,23 +235,32 @@ def deploy(options: argparse.Namespace, wish: Wish) -> None:
         time.sleep(0.2)
 
 
+def _host(options: argparse.Namespace) -> str:
+    """Where the doors listen."""
+    return "0.0.0.0" if options.address else "127.0.0.1"
+
+
 def main() -> None:
     """Serves until it is killed; ``wish.json`` and ``done.json`` in the folder contain the wish and the state."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("folder", type=Path)
     for port in ("port", "grpc_port", "native_port", "tcp_port"):
         parser.add_argument(port, type=int)
+    parser.add_argument("--address", default="", help="a Ray of several nodes to join, instead of starting one")
     options = parser.parse_args()
-    (options.folder / "events").mkdir()
+    (options.folder / "events").mkdir(exist_ok=True)
 
     from ray import serve
 
-    from brayx.cluster.start import start_ray
+    from brayx.cluster.start import join_ray, start_ray
 
-    start_ray(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=128 * 2**20)
+    if options.address:
+        join_ray(options.address, log_to_driver=False)
+    else:
+        start_ray(num_cpus=8, include_dashboard=False, log_to_driver=False, object_store_memory=128 * 2**20)
     serve.start(
-        proxy_location="HeadOnly",
-        http_options={"host": "127.0.0.1", "port": options.port},
+        proxy_location="EveryNode" if options.address else "HeadOnly",
+        http_options={"host": _host(options), "port": options.port},
         grpc_options={
             "port": options.grpc_port,
             "grpc_servicer_functions": ["brayx.gamecore.v1.gamecore_pb2_grpc.add_GamecoreServicer_to_server"],

@@ -86,6 +86,8 @@ async def test_a_replica_paused_past_its_lease_answers_for_no_session_of_another
                 await victim.ask(StepKind.TICK, session, b"%d" % seq, seq)
 
         os.kill(victim.pid, signal.SIGSTOP)
+        # On a busy machine, its threads go on until one of them has seen the signal.
+        await until(lambda: psutil.Process(victim.pid).status() == psutil.STATUS_STOPPED, "it stops")
         # Its clients do not know, and continue to send; their requests wait for it.
         late = {session: asyncio.create_task(victim.ask(StepKind.TICK, session, b"7", 7)) for session in ids}
         await asyncio.sleep(LEASE_S + RENEW_S)
@@ -94,7 +96,7 @@ async def test_a_replica_paused_past_its_lease_answers_for_no_session_of_another
             with pytest.raises(SessionLost if session in plain else SessionResumed) as refused:
                 await other.ask(StepKind.TICK, session, b"7", 7)
             errors[refused.value.code] += 1
-            for seq in range(5, 9) if session not in plain else ():
+            for seq in (8, 9) if session not in plain else ():
                 assert pid_of((await other.ask(StepKind.TICK, session, b"after", seq)).run) == other.pid
         assert errors == {"session_lost": SESSIONS / 2, "session_resumed": SESSIONS / 2}
 
@@ -105,8 +107,8 @@ async def test_a_replica_paused_past_its_lease_answers_for_no_session_of_another
             assert error is not None, f"{answer.result()} of {session} came beside its successor's"
             assert isinstance(error, SessionLost | SessionUnknown if session in plain else OutOfSequence), error
         for session in set(ids) - plain:
-            entry = await victim.ask(StepKind.TICK, session, b"last", 9)
-            assert (pid_of(entry.run), entry.ticks) == (other.pid, 10), "the tick is passed on to the new owner"
+            entry = await victim.ask(StepKind.TICK, session, b"last", 10)
+            assert (pid_of(entry.run), entry.ticks) == (other.pid, 8), "the tick is passed on to the new owner"
             await victim.ask(StepKind.STOP, session)
         free = ids[1]
         assert pid_of((await victim.ask(StepKind.START, free)).run) == victim.pid, "the replica takes part again"

@@ -215,7 +215,7 @@ async def test_sessions_with_snapshots_survive_a_killed_replica_and_report_the_t
             if owner == victim:
                 with pytest.raises(SessionResumed) as raised:
                     await client.tick(b"21")
-                assert raised.value.details == {"tick": 16}
+                assert raised.value.details == {"tick": 22, "restored": 16}
             assert await client.tick(b"next") == b"next"
             await client.stop()
         assert where[clients[0]] == victim

@@ -9,7 +9,7 @@ import pytest
 
 from brayx.actor.ends import BETWEEN
 from brayx.actor.ownership import SessionSnapshot
-from brayx.errors import BrayxError, Overloaded, SessionLost, SessionResumed
+from brayx.errors import BrayxError, OutOfSequence, Overloaded, SessionLost, SessionResumed
 from brayx.gamecore.protocol import StepKind, StepRequest
 from tests.unit.actor.bench import Bench, Shared
 from tests.waiting import until_awaited as until
@@ -91,10 +91,32 @@ class TestSnapshots:
         tick = StepRequest(StepKind.TICK, "s", b"9", seq=9)
         with pytest.raises(SessionResumed) as raised:
             await self.resumed(bench, SessionSnapshot(4, 4, b"s:3", b"|0|1|2|3"), tick)
-        assert raised.value.details == {"tick": 4}
+        assert raised.value.details == {"tick": 10, "restored": 4}
+        assert await bench.number(10, b"4") == b"s:4"
+        assert bench.actors[0].seen == [b"", b"0", b"1", b"2", b"3", b"4"]
+
+    @pytest.mark.parametrize("seq", [3, 4, 6, 7, 8, 9, 11])
+    async def test_after_a_resumption_no_number_that_was_used_before_it_is_applied(self, seq: int) -> None:
+        """A tick may be on its way to the former owner, and come when the client has gone on."""
+        bench, _ = self.bench()
+        with pytest.raises(SessionResumed):
+            await self.resumed(
+                bench, SessionSnapshot(4, 4, b"s:3", b"|0|1|2|3"), StepRequest(StepKind.TICK, "s", b"9", seq=9)
+            )
+        with pytest.raises(OutOfSequence) as raised:
+            await bench.number(seq, b"late")
+        assert raised.value.details == {"expected": 10, "got": seq}
+        assert bench.actors[0].seen == [b"", b"0", b"1", b"2", b"3"]
+
+    async def test_a_late_request_that_resumes_a_session_takes_no_reply_from_its_client(self) -> None:
+        bench, _ = self.bench()
+        with pytest.raises(SessionResumed) as raised:
+            await self.resumed(
+                bench, SessionSnapshot(4, 4, b"s:3", b"|0|1|2|3"), StepRequest(StepKind.TICK, "s", b"1", seq=1)
+            )
+        assert raised.value.details == {"tick": 4, "restored": 4}
         assert await bench.number(3, b"3") == b"s:3"
         assert await bench.number(4, b"4") == b"s:4"
-        assert bench.actors[0].seen == [b"", b"0", b"1", b"2", b"3", b"4"]
 
     async def test_a_moved_session_continues_without_an_error(self) -> None:
         bench, _ = self.bench()
