@@ -6,6 +6,7 @@ import argparse
 import contextlib
 
 from brayx.commands.arguments import add_tracking, add_trust
+from brayx.console.port import PORT
 from brayx.gamecore.auth import add_options
 
 HELP = "a web page of trials, models and recordings; with a URL, of a running job"
@@ -19,7 +20,9 @@ def options(parser: argparse.ArgumentParser) -> None:
         default="",
         help="URL of a job's console, as the job prints it (default: the tracking store alone)",
     )
-    parser.add_argument("--port", type=int, default=0, help="port of the page on this machine (default: a free one)")
+    parser.add_argument(
+        "--port", type=int, help=f"port of the page on this machine (default: {PORT}, or if it is taken a free one)"
+    )
     add_tracking(parser)
     add_trust(parser)
     parser.add_argument(

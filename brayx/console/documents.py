@@ -5,6 +5,8 @@ The name of their classes ends in `Document`, as in OpenAPI: `TrialDocument` is 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -34,3 +36,15 @@ class RefusalDocument(Document):
     """What is wrong, and what was expected."""
     details: dict[str, Any]
     """Facts for programs."""
+
+
+def number_of(tags: Mapping[str, str], *names: str) -> float | None:
+    """The first of these tags that is a finite number; None: none is."""
+    for name in names:
+        try:
+            value = float(tags.get(name, ""))
+        except ValueError:
+            continue
+        if math.isfinite(value):
+            return value
+    return None

@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -82,10 +84,18 @@ class ConsoleJob:
         raise ConfigError(f"this job cannot be asked to {verb}")
 
     def _job(self) -> dict[str, Any]:
-        facts = {"running": True, "up_s": time.monotonic() - self.began, "can_stop": self.can_stop, **self.facts()}
+        now = {"up_s": time.monotonic() - self.began, "can_stop": self.can_stop, "command": _command()}
+        facts = {"running": True, **now, **self.facts()}
         if self.live is not None and "sessions" not in facts:
             facts["sessions"] = len(self.live.sessions())
         return facts
+
+
+def _command() -> str:
+    """The command line that started this job; empty: another program did."""
+    program = Path(sys.argv[0])
+    is_ours = program.name == "brayx" or program.parts[-2:] == ("brayx", "__main__.py")
+    return shlex.join(["brayx", *sys.argv[1:]]) if is_ours else ""
 
 
 def served_facts(status: Mapping[str, Any], follower: AliasFollower | None, numbers: LocalNumbers) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 
 from fastapi import APIRouter
 
 from brayx.console.documents import Document
 from brayx.console.source import Source
 from brayx.errors import ConfigError
+from brayx.league.levels import read_levels
 
 
 class StandingDocument(Document):
@@ -36,6 +38,15 @@ class PairingDocument(Document):
     win_rate: float | None
 
 
+class LevelDocument(Document):
+    """A level of difficulty."""
+
+    level: str
+    points: float
+    low: float
+    high: float
+
+
 class LeagueDocument(Document):
     """The newest league of the store."""
 
@@ -47,6 +58,10 @@ class LeagueDocument(Document):
     payoff: list[PairingDocument]
     curves: dict[str, list[tuple[int, float]]]
     """``(env steps, points)`` of each player that learns."""
+    intervals: dict[str, list[tuple[int, float, float]]] = {}
+    """``(env steps, low, high)``: the 95 % interval of the points."""
+    levels: list[LevelDocument] = []
+    """The levels of difficulty, the easiest first; empty: none is calibrated yet."""
 
 
 def routes(source: Source) -> APIRouter:
@@ -76,6 +91,18 @@ def routes(source: Source) -> APIRouter:
             standings=report["ratings"],
             payoff=report["payoff"],
             curves={m.label: [(point.env_steps, point.points) for point in curve] for m, curve in curves.items()},
+            intervals={
+                m.label: [(point.env_steps, point.low, point.high) for point in curve] for m, curve in curves.items()
+            },
+            levels=_levels(Path((source.board or {}).get("levels", ""))),
         )
 
     return router
+
+
+def _levels(file: Path) -> list[LevelDocument]:
+    calibrated = read_levels(file) if file.is_file() else None
+    levels = {} if calibrated is None else calibrated.levels
+    return [
+        LevelDocument(level=name, points=level.points, low=level.low, high=level.high) for name, level in levels.items()
+    ]

@@ -1,13 +1,21 @@
-"""The job behind a console, and its health."""
+"""The job behind a console, its health, and the verdict on it."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import numpy as np
 from fastapi import APIRouter
 
-from brayx.console.documents import Document
+from brayx.console.documents import Document, number_of
 from brayx.console.source import Source
+from brayx.console.trials import thinned
+from brayx.console.verdict import NO_JOB, VerdictDocument, verdict_of_service, verdict_of_training
 from brayx.jobs.progress import dropped_line, losses_of_recordings
+from brayx.metrics.charts import CHARTS, RETURN_CHART
+from brayx.tracking import PoolEntry, Trial, aliases
+from brayx.tracking.registry import versions
+from brayx.urls import missing_database
 
 _REFUSED = "requests_refused."
 
@@ -22,6 +30,8 @@ class JobDocument(Document):
     project: str = ""
     trial: str = ""
     """The trial that is being trained."""
+    run_id: str = ""
+    """MLflow's id of it; empty: MLflow does not have it yet."""
     num_steps: int | None = None
     """Env steps at which the training ends."""
     target_return: float | None = None
@@ -42,10 +52,14 @@ class JobDocument(Document):
     """Losses, one line for each cause."""
     registered: dict[str, list[str]] = {}
     """Registered versions that new sessions use, by model component."""
+    arms: list[ArmDocument] = []
+    """The versions that serve, with their results since the service began."""
     canaries: dict[str, CanaryDocument] = {}
     """Canaries by model component."""
     can_stop: bool = False
     """Whether the trial can be stopped from here."""
+    command: str = ""
+    """The command that started the job, and resumes it; empty: another program started it."""
     tracking: str = ""
     """Tracking URI."""
 
@@ -61,6 +75,54 @@ class CanaryDocument(Document):
     """Share of the new sessions that use it, from 0 to 1."""
 
 
+class ArmDocument(Document):
+    """A version that serves, see `brayx.model.arms.Arm`."""
+
+    model: str
+    """The model component."""
+    alias: str
+    version: int
+    """0: the model as built."""
+    sessions: float = 0.0
+    ticks: float = 0.0
+    errors: float = 0.0
+    """Sessions that an error ended."""
+    refusals: float = 0.0
+    games: float | None = None
+    """Number of games that have ended; null: not counted."""
+    mean_return: float | None = None
+    """Mean return of the newest games; null: none has ended."""
+
+    @property
+    def label(self) -> str:
+        """Names the arm."""
+        return f"{self.model}/{self.alias}/{self.version}"
+
+
+class RatedDocument(Document):
+    """A registered version and its return."""
+
+    name: str
+    version: int
+    mean_return: float | None
+    """Mean return in training, or of an evaluation since; null: not known."""
+    games: float | None
+    """Number of games in it; null: not known."""
+
+
+class OverviewDocument(Document):
+    """The verdict on the job, and what it is based on."""
+
+    verdict: VerdictDocument
+    curve: list[tuple[float, float]] = []
+    """``(env steps, mean return of the last 100 games)`` of the trial that is being trained."""
+    means: list[tuple[float, float]] = []
+    """``(env steps, mean return of the games since the point before)``."""
+    champion: RatedDocument | None = None
+    newest: RatedDocument | None = None
+    """The newest version of the project; null: it has none."""
+
+
 def routes(source: Source) -> APIRouter:
     """The API's calls about the job."""
     router = APIRouter(prefix="/api/job", tags=["job"])
@@ -68,13 +130,77 @@ def routes(source: Source) -> APIRouter:
     @router.get("")
     def job() -> JobDocument:
         """The job, its health and its refusals."""
-        facts = source.job()
-        if not facts:
-            return JobDocument(running=False, tracking=source.uri)
-        numbers = {name: float(value) for name, value in facts.pop("numbers", {}).items() if np.isfinite(value)}
-        refusals = {name.removeprefix(_REFUSED): n for name, n in numbers.items() if name.startswith(_REFUSED)}
-        losses = losses_of_recordings(numbers) if facts["mode"] == "serve" else [dropped_line(numbers)]
-        facts["errors"] = [*facts.get("errors", []), *filter(None, losses)]
-        return JobDocument(**facts, numbers=numbers, refusals=refusals, tracking=source.uri)
+        return _job(source)
+
+    @router.get("/overview")
+    def overview() -> OverviewDocument:
+        """The verdict on the job, its learning curve, and the versions of its project."""
+        job = _job(source)
+        if not job.running:
+            return OverviewDocument(verdict=VerdictDocument(state="none", reason=NO_JOB))
+        champion, newest = _versions(source)
+        if job.mode == "serve":
+            verdict = verdict_of_service(job.numbers, job.errors, job.sessions)
+            return OverviewDocument(verdict=verdict, champion=champion, newest=newest)
+        curve = _curve(source, job.run_id, RETURN_CHART)
+        means = _curve(source, job.run_id, CHARTS["episode_return"])
+        verdict = verdict_of_training(
+            job.numbers,
+            job.errors,
+            curve,
+            up_s=job.up_s,
+            sessions=job.sessions,
+            num_steps=job.num_steps,
+            target=job.target_return,
+        )
+        return OverviewDocument(verdict=verdict, curve=curve, means=means, champion=champion, newest=newest)
 
     return router
+
+
+def _job(source: Source) -> JobDocument:
+    facts = source.job()
+    if not facts:
+        return JobDocument(running=False, tracking=source.uri)
+    numbers = {name: float(value) for name, value in facts.pop("numbers", {}).items() if np.isfinite(value)}
+    refusals = {name.removeprefix(_REFUSED): n for name, n in numbers.items() if name.startswith(_REFUSED)}
+    losses = losses_of_recordings(numbers) if facts["mode"] == "serve" else [dropped_line(numbers)]
+    facts["errors"] = [*facts.get("errors", []), *filter(None, losses)]
+    return JobDocument(**facts, numbers=numbers, refusals=refusals, arms=_arms(numbers), tracking=source.uri)
+
+
+def _arms(numbers: Mapping[str, float]) -> list[ArmDocument]:
+    """The arms in a service's numbers, such as ``arm_ticks.model/champion/3``."""
+    fields = {f"arm_{field}": field for field in ("sessions", "ticks", "errors", "refusals")}
+    fields["arm_return"] = "mean_return"
+    found: dict[str, dict[str, float]] = {}
+    for name, value in numbers.items():
+        metric, _, label = name.partition(".")
+        if metric in fields and label.count("/") >= 2:
+            found.setdefault(label, {})[fields[metric]] = value
+    arms = []
+    for label, results in sorted(found.items()):
+        model, alias, version = label.rsplit("/", 2)
+        arms.append(ArmDocument(model=model, alias=alias, version=int(version), **results))
+    return arms
+
+
+def _curve(source: Source, run_id: str, chart: str) -> list[tuple[float, float]]:
+    """A curve of the trial; empty: MLflow has none yet."""
+    return [*thinned(Trial.attach(source.uri, run_id).history(chart))] if run_id else []
+
+
+def _versions(source: Source) -> tuple[RatedDocument | None, RatedDocument | None]:
+    """The champion and the newest version of the project's first model."""
+    if missing_database(source.uri) is not None:
+        return None, None
+    entries = versions(source.project, source.uri)
+    champion = aliases(source.project, source.uri).get("champion")
+    rated = {entry.version: _rated(entry) for entry in entries}
+    return rated.get(champion or 0), rated[entries[-1].version] if entries else None
+
+
+def _rated(entry: PoolEntry) -> RatedDocument:
+    mean = number_of(entry.tags, "rating", "return")
+    games = number_of(entry.tags, "rating_games", "return_games")
+    return RatedDocument(name=entry.name, version=entry.version, mean_return=mean, games=games)

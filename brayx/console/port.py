@@ -20,6 +20,8 @@ from brayx.ports import listen
 
 logger = limited(__name__)
 
+PORT = 8110
+"""The console's usual port, the default of ``console_port`` in a job."""
 _BACKLOG = 64
 _RESTART_S = 2.0
 _END_S = 3.0

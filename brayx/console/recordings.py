@@ -105,12 +105,12 @@ class RecordingFolder:
         self._lock = threading.Lock()
         self._opened: tuple[float, reader.Recordings] | None = None
 
-    def listing(self) -> reader.Recordings | None:
-        """Its recordings; None: nothing has been recorded yet."""
+    def listing(self, age_s: float = _LISTING_S) -> reader.Recordings | None:
+        """Its recordings, as they were at most ``age_s`` ago; None: nothing has been recorded yet."""
         if not self.path:
             return None
         with self._lock:
-            if self._opened is None or time.monotonic() - self._opened[0] > _LISTING_S:
+            if self._opened is None or time.monotonic() - self._opened[0] > age_s:
                 try:
                     self._opened = (time.monotonic(), brayx.recording.open(self.path))
                 except BadRecording:
@@ -123,11 +123,11 @@ class RecordingFolder:
         Raises:
             RecordingUnknown: there is none.
         """
-        listing = self.listing()
-        episode = None if listing is None else listing.find(recording)
-        if episode is None:
-            raise RecordingUnknown(f"there is no recording {recording!r} in {self.path or 'this job'}")
-        return episode
+        for age_s in (_LISTING_S, 0.0):  # a recording that is new since the listing was cached
+            listing = self.listing(age_s)
+            if listing is not None and (episode := listing.find(recording)) is not None:
+                return episode
+        raise RecordingUnknown(f"there is no recording {recording!r} in {self.path or 'this job'}")
 
 
 def routes(folder: RecordingFolder) -> APIRouter:

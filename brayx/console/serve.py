@@ -6,7 +6,6 @@ import contextlib
 import functools
 import json
 import socket
-import sys
 import threading
 from collections.abc import AsyncIterator
 
@@ -16,10 +15,12 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 
 from brayx.children import Channel
+from brayx.command_line import say
 from brayx.console.api import create_app
 from brayx.console.guard import AccessGuard, ConsoleKeys, basic, refusal
 from brayx.console.page import add_page
 from brayx.console.page.caller import Connect
+from brayx.console.port import PORT
 from brayx.console.source import Source
 from brayx.errors import ConnectFailed, StartupError, TransportError, from_wire
 from brayx.gamecore.auth import Keys, credentials
@@ -72,7 +73,7 @@ def console(
     *,
     uri: str,
     recordings: str = "",
-    port: int = 0,
+    port: int | None = None,
     keys_file: str | None = None,
     key: str | None = None,
     trust: bool = False,
@@ -83,7 +84,7 @@ def console(
         url: URL of a job's console; empty: show a tracking store.
         uri: tracking URI; used without ``url``.
         recordings: folder of recordings; used without ``url``.
-        port: number of the port; 0: a free one.
+        port: number of the port; 0: a free one; None: `PORT`, or if that is taken a free one.
         trust: run the code of compared versions, see `brayx.jobs.stored_models.stored_model`.
         keys_file, key: credentials for ``url``, as for `brayx.gamecore.auth.credentials`.
 
@@ -99,10 +100,20 @@ def console(
         app.add_api_route("/api/recordings/{recording}/file", functools.partial(_passed_on, connect))
     else:
         app = create_app(Source(uri, recordings=recordings, trust=trust))
-    listening = listen(_HOST, port, "--port")
+    listening, taken = _listen(port)
     shown = url or uri
-    print(f"the console of {shown} is http://{_HOST}:{listening.getsockname()[1]}", file=sys.stderr, flush=True)
+    say(f"{taken}the console of {shown} is http://{_HOST}:{listening.getsockname()[1]}")
     serve_app(listening, app, connect)
+
+
+def _listen(port: int | None) -> tuple[socket.socket, str]:
+    """The listening socket, and words for the user if the usual port is taken; errors as `console`."""
+    if port is not None:
+        return listen(_HOST, port, "--port"), ""
+    try:
+        return listen(_HOST, PORT, "--port"), ""
+    except StartupError:
+        return listen(_HOST, 0, "--port"), f"port {PORT} is taken; "
 
 
 async def _passed_on(connect: Connect, request: Request) -> Response:

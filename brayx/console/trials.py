@@ -71,7 +71,7 @@ def routes(source: Source) -> APIRouter:
         return CurvesDocument(
             run_id=run_id,
             numbers={name: value for name, value in numbers.items() if np.isfinite(value)},
-            curves={name: _thinned(trial.history(name)) for name in shown[:_MAX_CURVES]},
+            curves={name: thinned(trial.history(name)) for name in shown[:_MAX_CURVES]},
         )
 
     @router.post("/{run_id}/stop")
@@ -87,7 +87,8 @@ def routes(source: Source) -> APIRouter:
     return router
 
 
-def _thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+def thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+    """Finite points of a curve, at most `MAX_POINTS`, evenly chosen; the last one is kept."""
     finite = [(step, value) for step, value in points if np.isfinite(value)]
     every = -(-len(finite) // MAX_POINTS) or 1
     return finite[::-every][::-1]

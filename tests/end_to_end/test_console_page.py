@@ -11,15 +11,18 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Locator, Page, expect
 
 import brayx.recording
+from brayx.console.page import frame
+from brayx.console.page.chinese import CHINESE
 from brayx.errors import BrayxError
 from brayx.gamecore.auth import Keys, new_key
 from brayx.jobs.kinds import RenderConfig
 from brayx.local.serving import Serving
 from tests.end_to_end.conftest import SHOWN_MS, overflow
 from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code
+from tests.end_to_end.jobs import FREE_PORTS, job_folder, setting
 from tests.end_to_end.jobs import brayx as command
 from tests.processes import ours
 from tests.waiting import until
@@ -61,14 +64,15 @@ def test_the_overview_says_what_runs_and_what_is_lost(served: tuple[Job, Serving
     _, serving, console = served
     httpx.post(f"{serving.url}/step", content=b"no json", timeout=WAIT_S)
     page.goto(console.url)
-    expect(page.get_by_text(PROJECT, exact=True)).to_be_visible()
-    expect(page.get_by_text("is being served; model acts with models:/watched/1")).to_be_visible()
-    expect(page.get_by_text(re.compile(r"requests? refused: bad_body"))).to_be_visible()
+    expect(
+        page.get_by_text(re.compile(f"^{PROJECT}, serving for .*, model acts with models:/watched/1"))
+    ).to_be_visible()
+    expect(page.get_by_text(re.compile(r"^requests refused with bad_body: \d+$"))).to_be_visible()
     expect(page.get_by_text(serving.url)).to_be_visible()
     with playing(serving.url, "counted") as tick:
         tick(1.0)
-        sessions = page.get_by_text("Sessions", exact=True).last.locator("xpath=..")
-        expect(sessions.get_by_text("1", exact=True)).to_be_visible()
+        players = page.get_by_text("Players now", exact=True).locator("xpath=..")
+        expect(players.get_by_text("1", exact=True)).to_be_visible()
 
 
 def test_a_session_is_followed_while_its_game_plays(served: tuple[Job, Serving, Console], page: Page) -> None:
@@ -121,9 +125,10 @@ def test_a_promotion_changes_what_the_next_session_acts_with(served: tuple[Job, 
     page.goto(f"{console.url}/models")
     expect(page.get_by_text("0% of new sessions get the candidate of watched")).to_be_visible()
     assert acts_with() == 1
-    second = page.locator(".q-card", has_text="Version 2")
-    expect(second.get_by_text("candidate", exact=True)).to_be_visible()
+    second = version_row(page, 2)
+    expect(second.get_by_text("2 ★ candidate", exact=True)).to_be_visible()
     second.get_by_role("button", name="Promote").click()
+    expect(page.get_by_role("dialog")).to_contain_text("It has no result yet.")
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     expect(page.get_by_role("dialog")).to_have_count(0)  # it fades out
     expect(second.get_by_role("button", name="Promote")).to_be_visible()
@@ -144,7 +149,17 @@ def test_a_promotion_changes_what_the_next_session_acts_with(served: tuple[Job, 
     page.get_by_role("button", name="Set", exact=True).click()
     expect(page.get_by_text("100% of new sessions of model get the canary")).to_be_visible()
     until(lambda: acts_with() == 2, "every session gets the canary", WAIT_S)
-    console.post("/api/canaries/model", {"share": 0.0})
+    for arm in ("champion", "candidate"):
+        expect(page.get_by_role("cell", name=arm, exact=True).first).to_be_visible()
+    page.get_by_role("button", name="End the canary").click()
+    page.get_by_role("dialog").get_by_role("button", name="End the canary").click()
+    expect(page.get_by_text("0% of new sessions of model get the canary")).to_be_visible()
+    until(lambda: acts_with() == 1, "no session gets it any more", WAIT_S)
+
+
+def version_row(page: Page, version: int) -> Locator:
+    """The row of a registered version."""
+    return page.get_by_role("row", name=re.compile(f"^{version} "))
 
 
 def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Console], page: Page) -> None:
@@ -300,7 +315,7 @@ def test_an_unknown_page_says_so(served: tuple[Job, Serving, Console], page: Pag
     expect(page).to_have_title("Page not found - brayx console")
     expect(page.get_by_text("The console has no page /trails/<b>.")).to_be_visible()
     page.get_by_role("link", name="Go to the overview").click()
-    expect(page.get_by_text(PROJECT, exact=True)).to_be_visible()
+    expect(page.get_by_text(re.compile(f"^{PROJECT}, serving for"))).to_be_visible()
 
 
 def contrast(*colours: str) -> float:
@@ -315,25 +330,31 @@ def contrast(*colours: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
-def test_pages_fit_the_screen_in_light_and_dark(
-    served: tuple[Job, Serving, Console], browser: Browser, width: int, scheme: str
+@pytest.mark.parametrize(("width", "scheme", "locale"), [(1280, "light", "en-US"), (390, "dark", "zh-CN")])
+def test_pages_fit_the_screen_in_light_and_dark_and_in_each_language(
+    served: tuple[Job, Serving, Console], browser: Browser, width: int, scheme: Any, locale: str
 ) -> None:
     _, _, console = served
-    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme)  # type: ignore[arg-type]
+    texts = CHINESE if locale == "zh-CN" else {text: text for text in CHINESE}
+    context = browser.new_context(viewport={"width": width, "height": 844}, color_scheme=scheme, locale=locale)
     page = context.new_page()
     page.set_default_timeout(SHOWN_MS)
     for name in PAGES:
         page.goto(f"{console.url}/{name}")
-        expect(page.get_by_text("Loading …")).to_have_count(0)
+        expect(page.get_by_text(texts["Loading …"])).to_have_count(0)
+        expect(page.locator("html")).to_have_attribute("lang", locale)
         assert overflow(page) == 0, f"{name or 'overview'} is wider than {width} pixels"
         assert page.evaluate("document.body.classList.contains('body--dark')") == (scheme == "dark")
         expect(page.locator("[aria-current=page]")).to_be_in_viewport(ratio=1.0)
+        for other in frame.PAGES:
+            expect(page.get_by_role("link", name=texts[other]).first).to_be_in_viewport(ratio=1.0)
         if name == "models":
-            text = page.get_by_role("button", name="Promote").first.evaluate("each => getComputedStyle(each).color")
+            text = page.get_by_role("button", name=texts["Promote"]).first.evaluate(
+                "each => getComputedStyle(each).color"
+            )
             background = page.locator("body").evaluate("each => getComputedStyle(each).backgroundColor")
             assert contrast(text, background) > 4.5, f"{text} on {background}"
-    page.get_by_role("button", name="light or dark").click()
+    page.get_by_role("button", name=texts["light or dark"]).click()
     expect(page.locator("body")).to_have_class(re.compile("body--light" if scheme == "dark" else "body--dark"))
     page.reload()
     expect(page.locator("body")).to_have_class(re.compile("body--light" if scheme == "dark" else "body--dark"))
@@ -356,7 +377,7 @@ def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
         page = direct.new_page()
         page.set_default_timeout(SHOWN_MS)
         page.goto(f"{console.url}/models")
-        page.locator(".q-card", has_text="Version 2").get_by_role("button", name="Promote").click()
+        version_row(page, 2).get_by_role("button", name="Promote").click()
         page.get_by_role("dialog").get_by_role("button", name="Promote").click()
         expect(page.get_by_text("This key may read only: control calls need a key of scope control.")).to_be_visible()
         (tmp_path / "recordings").mkdir()
@@ -370,7 +391,7 @@ def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
             remote.until(remote.says("is http://127.0.0.1:"), "it listens")
             url = re.findall(r"is (http://127\.0\.0\.1:\d+)", remote.err)[-1]
             page.goto(url)
-            expect(page.get_by_text(PROJECT, exact=True)).to_be_visible()
+            expect(page.get_by_text(re.compile(f"^{PROJECT}, serving for"))).to_be_visible()
             console.http.close()
             followed = direct.new_page()
             followed.goto(f"{url}/session?id=left")
@@ -390,6 +411,7 @@ def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
             assert (refused.status_code, refused.json()["error"]) == (404, "recording_unknown")
             remote.control_c(group=False)
             assert remote.ended() == 0
+            expect(page.get_by_text(re.compile("^The job has ended, or its console cannot be reached"))).to_be_visible()
             assert "Traceback" not in remote.err
 
 
@@ -404,3 +426,25 @@ def _lose(job: Job, page: Page, followed: Page) -> None:
         expect(followed.get_by_text(re.compile("does not answer: .* Below is its last answer"))).to_be_visible()
     finally:
         process.resume()
+
+
+@pytest.mark.cluster
+def test_a_training_that_is_stopped_says_so_in_words(tmp_path: Path, browser: Browser) -> None:
+    job_folder(tmp_path)
+    options = setting(*FREE_PORTS, "console_port=0", "trainer.num_steps=1000000", "trainer.target_return=null")
+    with command(tmp_path, "train", "cartpole.yaml", *options) as training, browser.new_context() as context:
+        training.until(training.says("plays at tcp://"), "games play")
+        match = re.search(r"the console is (http://\S+)", training.err)
+        assert match is not None
+        console, page = Console(match[1]), context.new_page()
+        page.set_default_timeout(SHOWN_MS)
+        until(lambda: any(trial["can_stop"] for trial in console.get("/api/trials")), "MLflow has the trial", WAIT_S)
+        page.goto(f"{console.url}/trials")
+        page.get_by_role("link", name="main", exact=True).click()
+        page.get_by_role("button", name="Stop training").click()
+        page.get_by_role("dialog").get_by_role("button", name="Stop it").click()
+        expect(
+            page.get_by_text(re.compile(r"^Stopped\. Resume with: brayx train cartpole\.yaml --set "))
+        ).to_be_visible()
+        expect(page.locator("body")).to_have_class(re.compile("brayx-ended"))
+        assert training.ended() == 130

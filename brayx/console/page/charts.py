@@ -16,6 +16,8 @@ _FEW = 12
 """Maximum members in a heat map with numbers in its cells."""
 
 Points = Sequence[tuple[float, float]]
+Bands = Sequence[tuple[float, float, float]]
+"""``(x, low, high)``."""
 
 
 class Lines(ui.echart):
@@ -32,10 +34,39 @@ class Lines(ui.echart):
         super().__init__(_line_options({}, x, title))
         self.classes(f"w-full {height}").set_visibility(False)
 
-    def show(self, curves: Mapping[str, Points]) -> None:
-        """Shows curves by name."""
+    def show(
+        self,
+        curves: Mapping[str, Points],
+        *,
+        pale: Mapping[str, Points] | None = None,
+        bands: Mapping[str, Bands] | None = None,
+        target: tuple[str, float] | None = None,
+    ) -> None:
+        """Shows curves by name.
+
+        Args:
+            curves: the curves.
+            pale: thin curves behind them, such as the values that a curve is a mean of.
+            bands: intervals around curves, by the curve's name.
+            target: name and value of a horizontal line.
+        """
         self.set_visibility(any(curves.values()))
-        _put(self, _line_options(curves, self._axis, self._title))
+        options = _line_options({**curves, **(pale or {})}, self._axis, self._title)
+        series = options["series"] = [_line(name, points, width=2) for name, points in curves.items()]
+        series += [_line(name, points, width=1, colour=COLOURS[-1]) for name, points in (pale or {}).items()]
+        for name, band in (bands or {}).items():
+            colour = COLOURS[[*curves].index(name) % len(COLOURS)] if name in curves else COLOURS[-1]
+            series += _band(name, band, colour)
+        if target is not None and series:
+            label, value = target
+            series[0]["markLine"] = {
+                "symbol": "none", "silent": True, "data": [{"yAxis": value}],
+                "lineStyle": {"color": COLOURS[1], "type": "dashed"},
+                "label": {"formatter": label, "position": "insideStartTop", "color": COLOURS[1]},
+            }  # fmt: skip
+            shown = [y for points in curves.values() for _, y in points]
+            options["yAxis"] |= {"max": max([*shown, value]), "min": min([*shown, value])}
+        _put(self, options)
 
 
 class HeatMap(ui.echart):
@@ -65,21 +96,40 @@ def _line_options(curves: Mapping[str, Points], x: str, title: str) -> dict[str,
         "color": COLOURS,
         "title": {"text": title, "textStyle": {"fontSize": 12, "color": "#888"}, "show": bool(title)},
         "tooltip": {"trigger": "axis", "confine": True},
-        "legend": {"show": len(curves) > 1, "textStyle": _TEXT, "type": "scroll", "bottom": 0},
+        "legend": {"show": len(curves) > 1, "data": [*curves], "textStyle": _TEXT, "type": "scroll", "bottom": 0},
         "grid": {"left": 8, "right": 28, "top": 28, "bottom": 44 if len(curves) > 1 else 24, "containLabel": True},
         "xAxis": {
             "type": "value", "name": x, "nameLocation": "middle", "nameGap": 22, "axisLabel": _TEXT, "min": "dataMin",
             "max": "dataMax", "nameTextStyle": _TEXT, "splitLine": {"show": False},
         },
         "yAxis": {"type": "value", "scale": True, "axisLabel": _TEXT, "splitLine": _GRID_LINE},
-        "series": [
-            {
-                "type": "line", "name": name, "showSymbol": len(points) == 1, "data": [list(point) for point in points],
-                "lineStyle": {"width": 1.5},
-            }
-            for name, points in curves.items()
-        ],
+        "series": [],
     }  # fmt: skip
+
+
+def _line(name: str, points: Points, *, width: float, colour: str = "") -> dict[str, Any]:
+    return {
+        "type": "line", "name": name, "showSymbol": len(points) == 1, "data": [list(point) for point in points],
+        "lineStyle": {"width": width}, **({"color": colour} if colour else {}),
+    }  # fmt: skip
+
+
+def _band(name: str, band: Bands, colour: str) -> list[dict[str, Any]]:
+    """A filled area, as ECharts draws it: an invisible line, and the distance to the upper one stacked on it."""
+    common = {
+        "type": "line",
+        "stack": name,
+        "stackStrategy": "all",
+        "silent": True,
+        "showSymbol": False,
+        "lineStyle": {"width": 0},
+    }
+    low = {
+        **common, "name": f"{name} ", "data": [[x, low] for x, low, _ in band], "tooltip": {"show": False},
+        "lineStyle": {"width": 0},
+    }  # fmt: skip
+    rest = {**low, "data": [[x, high - low] for x, low, high in band], "areaStyle": {"color": colour, "opacity": 0.18}}
+    return [low, rest]
 
 
 def _heat_options(members: Sequence[str], cells: Sequence[tuple[int, int, float]]) -> dict[str, Any]:

@@ -2,48 +2,83 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from nicegui import ui
+from nicegui import background_tasks, ui
 
 from brayx.console.page.caller import ApiCaller, Connect
+from brayx.console.page.words import set_language, tr
 from brayx.errors import BrayxError
+from brayx.metrics import significant
 
 T = TypeVar("T")
 
 PAGES = {
-    "Overview": "/",
-    "Sessions": "/sessions",
-    "Recordings": "/recordings",
-    "Models": "/models",
-    "League": "/league",
-    "Play": "/play",
-    "Trials": "/trials",
+    "Overview": ("/", "speed"),
+    "Sessions": ("/sessions", "sensors"),
+    "Recordings": ("/recordings", "movie"),
+    "Models": ("/models", "workspace_premium"),
+    "League": ("/league", "emoji_events"),
+    "Play": ("/play", "sports_esports"),
+    "Trials": ("/trials", "show_chart"),
 }
+"""Address and icon of each page by its name."""
 MUTED = "text-gray-600 dark:text-gray-400"
 _STYLE = """
 <style>
   body { font-family: system-ui, sans-serif; }
   .mono { font-family: ui-monospace, SFMono-Regular, Menlo, monospace; font-size: 12.5px; }
   .q-table th { font-weight: 600; }
+  .q-table tbody tr { position: relative; }
+  a.brayx-row { color: inherit; text-decoration: none; }
+  a.brayx-row::after { content: ""; position: absolute; inset: 0; }
+  tr:focus-within, tr:has(a.brayx-row):hover, a.brayx-card:hover { background: #0072b214; }
+  .brayx-card { display: block; color: inherit; text-decoration: none; border: 1px solid #8885; border-radius: 8px;
+    padding: 8px 12px; margin-bottom: 8px; }
+  .brayx-action { position: relative; z-index: 1; margin: 2px; }
+  .brayx-nav .q-icon { display: none; }
   @media (max-width: 640px) {
-    .q-table td, .q-table th { padding: 4px 8px !important; }
-    .q-table td:first-child { max-width: 8.5rem; overflow: hidden; text-overflow: ellipsis; }
+    .brayx-brand { display: none; }
+    .brayx-nav { gap: 0; }
+    .brayx-nav a { flex: 1 1 0; min-width: 0; padding: 4px 0; display: flex; flex-direction: column;
+      align-items: center; font-size: 9px; letter-spacing: -0.2px; }
+    .brayx-nav .q-icon { display: block; font-size: 20px; }
   }
-  .brayx-nav { scrollbar-width: none; }
+  .brayx-ended .q-layout { opacity: 0.45; filter: grayscale(1); pointer-events: none; }
   .body--dark .q-btn--outline, .body--dark .q-btn--flat { --q-primary: #56b4e9; --q-negative: #f97316; }
 </style>
 """
+_END = """
+<script>
+  addEventListener("load", () => {
+    const popup = document.getElementById("popup");
+    let failed = 0;
+    setInterval(async () => {
+      if (popup.ariaHidden !== "false") { failed = 0; return; }
+      try { await fetch("/api/job"); failed = 0; } catch { failed += 1; }
+      if (failed < 2) return;
+      popup.firstElementChild.textContent = window.brayxEnd || TEXT;
+      popup.lastElementChild.textContent = "";
+      document.body.classList.add("brayx-ended");
+    }, 1000);
+  });
+</script>
+"""
+"""Replaces NiceGUI's "Trying to reconnect" by what has happened, once nothing answers any more."""
 _DARK = "localStorage.getItem('brayx-dark')"
-_SHOW_PLACE = "document.querySelector('.brayx-nav [aria-current=page]')?.scrollIntoView({inline: 'center'})"
-"""Scrolls the navigation, which is wider than a phone, to the page's own link."""
+_BROWSER_S = 10.0
+"""Time for an answer of the browser."""
+_FIRST_S = 0.7
+"""Time that a page's first document may take; after that, the page is shown without it."""
 
 
-@contextmanager
+@contextlib.contextmanager
 def frame(title: str, connect: Connect) -> Iterator[ApiCaller]:
     """A page's frame; elements created in the context are the page's content.
 
@@ -51,23 +86,28 @@ def frame(title: str, connect: Connect) -> Iterator[ApiCaller]:
         title: the page's name, such as one of `PAGES`.
         connect: makes the viewer's client.
     """
+    set_language()
     request = ui.context.client.request
     caller = ApiCaller(connect(request.headers.get("authorization", "")))
-    ui.page_title(f"{title} - brayx console")
-    ui.add_head_html(_STYLE)
+    ui.page_title(f"{tr(title)} - brayx console")
+    ended = tr("The job has ended, or its console cannot be reached. `brayx console` shows what is kept of it.")
+    ui.add_head_html(_STYLE + _END.replace("TEXT", json.dumps(ended)))
     ui.colors(primary="#0072b2", positive="#00805f", negative="#c2410c", warning="#b45309")
     dark = ui.dark_mode(None)
     path = request.url.path
-    with ui.header().classes("px-3 py-1 bg-primary items-center no-wrap gap-3"):
-        ui.link("brayx", "/").classes("text-white text-lg font-bold no-underline")
-        with ui.row().classes("brayx-nav no-wrap gap-1 overflow-x-auto grow").props('role="navigation"'):
-            for name, target in PAGES.items():
+    with ui.header().classes("px-2 sm:px-3 py-1 bg-primary items-center no-wrap gap-1 sm:gap-3"):
+        ui.link("brayx", "/").classes("brayx-brand text-white text-lg font-bold no-underline")
+        with ui.row().classes("brayx-nav no-wrap gap-1 grow min-w-0").props('role="navigation"'):
+            for name, (target, icon) in PAGES.items():
                 current = path == target or (target != "/" and path.startswith(target[:-1]))
-                link = ui.link(name, target).classes("text-white no-underline px-2 py-1 rounded whitespace-nowrap")
+                link = ui.link(target=target).classes("text-white no-underline px-2 py-1 rounded whitespace-nowrap")
+                with link:
+                    ui.icon(icon)
+                    ui.label(tr(name))
                 if current:
                     link.classes("bg-black/25 font-semibold").props('aria-current="page"')
         ui.button(icon="contrast", on_click=lambda: _toggle(dark)).props(
-            'flat dense color=white aria-label="light or dark"'
+            f'flat dense color=white aria-label="{tr("light or dark")}"'
         )
     ui.timer(0.1, lambda: _restore(dark), once=True)
     with ui.column().classes("w-full max-w-6xl mx-auto p-2 sm:p-4 gap-4 items-stretch"):
@@ -81,24 +121,25 @@ def missing(connect: Connect) -> Callable[[], None]:
         client = ui.context.client
         client.status_code = HTTPStatus.NOT_FOUND
         with frame("Page not found", connect):
-            heading("There is no such page")
-            ui.label(f"The console has no page {client.request.url.path[:200]}.").classes("break-all")
-            ui.link("Go to the overview", "/").classes("text-primary")
+            heading(tr("There is no such page"))
+            path = client.request.url.path[:200]
+            ui.label(tr("The console has no page {path}.", path=path)).classes("break-all")
+            ui.link(tr("Go to the overview"), "/").classes("text-primary")
 
     return page
 
 
 async def _toggle(dark: ui.dark_mode) -> None:
-    is_dark = await ui.run_javascript("document.body.classList.contains('body--dark')")
+    is_dark = await ui.run_javascript("document.body.classList.contains('body--dark')", timeout=_BROWSER_S)
     dark.value = not is_dark
     ui.run_javascript(f"localStorage.setItem('brayx-dark', '{int(not is_dark)}')")
 
 
 async def _restore(dark: ui.dark_mode) -> None:
-    ui.run_javascript(_SHOW_PLACE)
-    stored = await ui.run_javascript(_DARK)
-    if stored in ("0", "1"):
-        dark.value = stored == "1"
+    with contextlib.suppress(TimeoutError):  # the browser is busy, or gone
+        stored = await ui.run_javascript(_DARK, timeout=_BROWSER_S)
+        if stored in ("0", "1"):
+            dark.value = stored == "1"
 
 
 class Panel(Generic[T]):
@@ -107,7 +148,7 @@ class Panel(Generic[T]):
     Args:
         load: gets the document.
         build: called once with the first document; makes the elements, and returns a function that updates them.
-        every_s: time between two loads; 0: load only once.
+        every_s: time between two loads.
     """
 
     def __init__(
@@ -121,16 +162,20 @@ class Panel(Generic[T]):
             self._content = ui.column().classes("w-full items-stretch gap-4")
             with self._content:
                 loading()
-        self.timer = ui.timer(every_s or 1.0, self.refresh, once=not every_s)
-        if every_s:
-            ui.timer(0.0, self.refresh, once=True)
+        self.timer = ui.timer(every_s, self.refresh, immediate=False)
+
+    async def first(self) -> None:
+        """Waits for the first document, so that the page is sent with it; not for long."""
+        await asyncio.wait([background_tasks.create(self.refresh())], timeout=_FIRST_S)
 
     async def refresh(self) -> None:
         """Loads the document and shows it."""
         try:
             document = await self._load()
         except BrayxError as error:
-            self._failure.say(error, f" Below is its last answer, of {self._seen_at}." if self._seen_at else "")
+            with self._content:
+                more = tr("Below is its last answer, of {time}.", time=self._seen_at) if self._seen_at else ""
+                self._failure.say(error, more)
             if self._update is None:
                 self._content.clear()
             return
@@ -161,9 +206,9 @@ async def confirmed(question: str, verb: str) -> bool:
     """Asks the viewer to confirm; False: cancelled."""
     # Outside the panel of the button: a refresh recreates the panel's elements, which would close the dialog.
     with ui.context.client.content, ui.dialog() as dialog, ui.card():
-        ui.label(question)
+        ui.label(question).classes("whitespace-pre-wrap")
         with ui.row().classes("w-full justify-end"):
-            ui.button("Cancel", on_click=lambda: dialog.submit(False)).props("flat")
+            ui.button(tr("Cancel"), on_click=lambda: dialog.submit(False)).props("flat")
             ui.button(verb, on_click=lambda: dialog.submit(True)).props("color=negative")
     answer = bool(await dialog)
     dialog.delete()
@@ -179,7 +224,7 @@ def loading() -> ui.row:
     """The text of a panel that is loading; the caller clears it."""
     with ui.row().classes("items-center") as row:
         ui.spinner(size="sm")
-        ui.label("Loading …").classes(MUTED)
+        ui.label(tr("Loading …")).classes(MUTED)
     return row
 
 
@@ -199,53 +244,28 @@ def number(value: float | None, digits: int = 4) -> str:
         return "-"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
-    return f"{value:.{digits}g}"
+    return significant(value, digits)
 
 
 def since(seconds: float) -> str:
     """A time span in its largest unit."""
-    for unit, length in (("d", 86_400.0), ("h", 3600.0), ("min", 60.0)):
+    for unit, length in (("{n} d", 86_400.0), ("{n} h", 3600.0), ("{n} min", 60.0)):
         if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{max(seconds, 0.0):.0f} s"
+            return tr(unit, n=f"{seconds / length:.1f}")
+    return tr("{n} s", n=f"{max(seconds, 0.0):.0f}")
 
 
-class Listing(ui.table, Generic[T]):
-    """A table of documents, a row for each; hidden without rows. The first column is aligned left, as text, the others
-    right, as numbers.
+def tile(name: str, mark: str = "") -> tuple[ui.label, ui.label]:
+    """A number in a box: returns the labels of the number, and of the line below it.
 
     Args:
-        key: field of a document that identifies it.
-        columns: what a column shows of a document, by heading.
-        on_row: called with the key of the row that the viewer clicks.
+        name: what the number is, in the viewer's language.
+        mark: the number's marker, see `ui.label.mark`.
     """
-
-    def __init__(
-        self, key: str, columns: Mapping[str, Callable[[T], Any]], *, on_row: Callable[[str], None] | None = None
-    ) -> None:
-        self._key, self._cells = key, columns
-        super().__init__(
-            columns=[
-                {"name": name, "label": name, "field": name, "align": "right" if place else "left", "sortable": True}
-                for place, name in enumerate(columns)
-            ],
-            rows=[],
-            row_key="key",
-            pagination=25,
-        )
-        self.classes("w-full").props("flat bordered dense").set_visibility(False)
-        if on_row is not None:
-            self.classes("cursor-pointer").on("rowClick", lambda event: on_row(event.args[1]["key"]))
-
-    def show(self, documents: Sequence[T]) -> None:
-        """Replaces the rows."""
-        rows = [
-            {"key": getattr(document, self._key), **{name: cell(document) for name, cell in self._cells.items()}}
-            for document in documents
-        ]
-        self.set_visibility(bool(rows))
-        if self.rows != rows:
-            self.rows = rows
+    with ui.column().classes("p-3 gap-0 rounded-lg border border-gray-500/30 min-w-0"):
+        ui.label(name).classes(f"text-xs {MUTED}")
+        value = ui.label("-").classes("text-xl font-semibold break-words max-w-full").mark(mark)
+        return value, ui.label().classes(f"text-xs {MUTED}")
 
 
 class Alert(ui.label):
@@ -257,5 +277,5 @@ class Alert(ui.label):
 
     def say(self, error: BrayxError, more: str = "") -> None:
         """Shows an error, and further sentences."""
-        self.set_text(f"{sentence(error.message)}{more}")
+        self.set_text(f"{sentence(error.message)} {more}".strip())
         self.set_visibility(True)

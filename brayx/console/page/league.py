@@ -9,7 +9,8 @@ from nicegui import ui
 from brayx.console.league import LeagueDocument, StandingDocument
 from brayx.console.page.caller import Connect
 from brayx.console.page.charts import HeatMap, Lines
-from brayx.console.page.frame import MUTED, Listing, Panel, empty, frame, heading, number
+from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number
+from brayx.console.page.listing import Listing
 
 _MAX_MEMBERS = 24
 """Maximum members in the heat map, which has the strongest."""
@@ -19,9 +20,9 @@ def add(connect: Connect) -> None:
     """Adds the page."""
 
     @ui.page("/league")
-    def league() -> None:
+    async def league() -> None:
         with frame("League", connect) as caller:
-            Panel(lambda: caller.get(LeagueDocument | None, "/api/league"), _league, every_s=5.0)
+            await Panel(lambda: caller.get(LeagueDocument | None, "/api/league"), _league, every_s=5.0).first()
 
 
 def _league(first: LeagueDocument | None) -> Callable[[LeagueDocument | None], None]:
@@ -67,7 +68,7 @@ def _league(first: LeagueDocument | None) -> Callable[[LeagueDocument | None], N
                 cells.append((place[pair.b], place[pair.a], pair.win_rate))
                 cells.append((place[pair.a], place[pair.b], 1.0 - pair.win_rate))
         payoff.show(members, cells)
-        ratings.show(league.curves)
+        ratings.show(league.curves, bands=league.intervals)
         no_curves.set_visibility(not ratings.visible)
 
     return update

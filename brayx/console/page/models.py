@@ -1,134 +1,294 @@
-"""The page of the registered models: versions, promotion, rollback, canaries."""
+"""The page of the registered models: versions with their results, promotion, rollback, canaries."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import NamedTuple
 
 from nicegui import ui
 
-from brayx.console.documents import DoneDocument
+from brayx.console.documents import DoneDocument, number_of
+from brayx.console.league import LeagueDocument, StandingDocument
 from brayx.console.models import ModelDocument, MoveDocument, VersionDocument
-from brayx.console.overview import CanaryDocument, JobDocument
+from brayx.console.overview import ArmDocument, CanaryDocument, JobDocument
 from brayx.console.page.caller import ApiCaller, Connect
-from brayx.console.page.frame import MUTED, Panel, confirmed, control, empty, frame, heading, number, sentence
+from brayx.console.page.frame import MUTED, Panel, confirmed, control, empty, frame, heading, number
+from brayx.console.page.listing import Listing
+from brayx.console.page.words import tr
+from brayx.console.play import OpponentListDocument
+from brayx.console.recordings import RecordingsDocument
 
-_SHOWN = 20
+_SHOWN = 50
 """Number of versions that are shown of each model: the newest. Those with an alias are always shown."""
-_HIDDEN = ("brayx.", "lineage")
+_POINTS = "brayx.points"
+_PROMOTE, _CANDIDATE, _PLAY, _COMPARE = "Promote", "Make candidate", "Play", "Compare"
+_ALIASES = {_PROMOTE: "champion", _CANDIDATE: "candidate"}
 
-Loaded = tuple[list[ModelDocument], JobDocument]
+
+class _Seen(NamedTuple):
+    """What the page shows."""
+
+    models: list[ModelDocument]
+    job: JobDocument
+    standings: Mapping[str, StandingDocument]
+    """Members of the newest league, such as ``main:7``."""
+    recording: str
+    """Id of the newest recording; empty: there is none."""
+    can_play: bool
+
+
+class _Row(NamedTuple):
+    """A version, and the result that it is judged by."""
+
+    version: VersionDocument
+    key: int
+    value: float | None
+    """Its points, or else its return."""
+    shown: str
+    """The same with its interval."""
+    games: float | None
 
 
 def add(connect: Connect) -> None:
     """Adds the page."""
 
     @ui.page("/models")
-    def models() -> None:
+    async def models() -> None:
         with frame("Models", connect) as caller:
-            Panel(lambda: _load(caller), lambda first: _models(caller), every_s=2.0)
+            await Panel(lambda: _load(caller), lambda _: _Models(caller).show, every_s=2.0).first()
 
 
-async def _load(caller: ApiCaller) -> Loaded:
-    return await caller.get(list[ModelDocument], "/api/models"), await caller.get(JobDocument, "/api/job")
+async def _load(caller: ApiCaller) -> _Seen:
+    models: list[ModelDocument] = await caller.get(list[ModelDocument], "/api/models")
+    job: JobDocument = await caller.get(JobDocument, "/api/job")
+    standings = {}
+    if any(_POINTS in version.tags for model in models for version in model.versions):
+        league: LeagueDocument | None = await caller.get(LeagueDocument | None, "/api/league")
+        standings = {row.member: row for row in (league.standings if league else ())}
+    listing: RecordingsDocument = await caller.get(RecordingsDocument, "/api/recordings", limit=1)
+    opponents: OpponentListDocument = await caller.get(OpponentListDocument, "/api/opponents")
+    newest = next((recording.id for recording in listing.recordings), "")
+    return _Seen(models, job, standings, newest, not opponents.why_not)
 
 
-def _models(caller: ApiCaller) -> Callable[[Loaded], None]:
-    above, below = (ui.column().classes("w-full items-stretch gap-6") for _ in range(2))
-    shown: dict[str, object] = {}
+class _Models:
+    """The page's content."""
 
-    def update(loaded: Loaded) -> None:
-        # Recreate only what has changed: the viewer may be using the slider or a button.
-        models, job = loaded
-        if shown.get("canaries") != job.canaries:
-            shown["canaries"] = job.canaries
-            above.clear()
-            with above:
-                for component, canary in job.canaries.items():
-                    _canary(caller, component, canary)
-        if shown.get("models") != models:
-            shown["models"] = models
-            below.clear()
-            with below:
-                for model in models:
-                    _model(caller, model)
-                if not models:
-                    empty("No model is registered yet: a training registers its best checkpoint when it ends.")
+    def __init__(self, caller: ApiCaller) -> None:
+        self._caller = caller
+        self._above, self._below = (ui.column().classes("w-full items-stretch gap-6") for _ in range(2))
+        self._none = empty(tr("No model is registered yet: a training registers its best checkpoint when it ends."))
+        self._canaries: dict[str, _Canary] = {}
+        self._models: dict[str, _Model] = {}
 
-    return update
-
-
-def _canary(caller: ApiCaller, component: str, canary: CanaryDocument) -> None:
-    heading(f"Canary of {component}")
-    text = ui.label().classes(MUTED)
-
-    def say(share: float) -> None:
-        text.set_text(f"{share:.0%} of new sessions get the {canary.alias} of {canary.name}, the others its champion.")
-
-    async def change() -> None:
-        call = caller.post(DoneDocument, f"/api/canaries/{component}", {"share": slider.value})
-        await control(call, lambda done: sentence(done.done))
-
-    with ui.row().classes("w-full items-center no-wrap gap-4"):
-        slider = ui.slider(min=0, max=1, step=0.01, value=canary.share, on_change=lambda event: say(event.value))
-        slider.props('aria-label="share of the canary"').classes("max-w-md")
-        ui.button("Set", on_click=change).props("outline")
-    say(canary.share)
+    def show(self, seen: _Seen) -> None:
+        """Shows the newest answers. Keeps models and canaries, since the viewer may be using their controls."""
+        self._none.set_visibility(not seen.models)
+        if self._canaries.keys() != seen.job.canaries.keys():
+            self._above.clear()
+            with self._above:
+                self._canaries = {name: _Canary(self._caller, name) for name in seen.job.canaries}
+        for name, canary in self._canaries.items():
+            config = seen.job.canaries[name]
+            model = next((model for model in seen.models if model.name == config.name), None)
+            canary.show(config, model, [arm for arm in seen.job.arms if arm.model == name])
+        if self._models.keys() != {model.name for model in seen.models}:
+            self._below.clear()
+            with self._below:
+                self._models = {model.name: _Model(self._caller, model.name) for model in seen.models}
+        for model in seen.models:
+            self._models[model.name].show(model, seen)
 
 
-def _model(caller: ApiCaller, model: ModelDocument) -> None:
-    async def roll_back() -> None:
-        question = f"Make version {model.before} the champion of {model.name} again?"
-        if await confirmed(question, "Roll back"):
-            await control(caller.post(MoveDocument, f"/api/models/{model.name}/roll-back"), _moved)
+class _Model:
+    """A registered model: its versions, and their promotion and rollback."""
 
-    with ui.row().classes("w-full items-center justify-between"):
-        heading(model.name)
-        if model.before is not None:
-            ui.button(f"Roll back to {model.before}", icon="undo", on_click=roll_back).props("outline")
-    shown = [version for place, version in enumerate(model.versions) if place < _SHOWN or version.aliases]
-    with ui.column().classes("w-full items-stretch gap-2"):
-        for version in shown:
-            _version(caller, model, version)
-    if len(shown) < len(model.versions):
-        ui.label(f"{len(model.versions) - len(shown)} older versions are not shown.").classes(MUTED)
+    def __init__(self, caller: ApiCaller, name: str) -> None:
+        self._caller, self._name = caller, name
+        self._model = ModelDocument(name=name, aliases={}, versions=[])
+        self._job = JobDocument(running=False)
+        self._rows: dict[int, _Row] = {}
+        with ui.row().classes("w-full items-center justify-between"):
+            heading(name)
+            self._back = ui.button(icon="undo", on_click=self._roll_back).props("outline no-caps")
+        self._seen: _Seen | None = None
+        self._listing = Listing[_Row](
+            "key",
+            {
+                "Version": lambda row: " ".join([str(row.key), *(f"★ {alias}" for alias in row.version.aliases)]),
+                "Result": lambda row: row.shown,
+                "Games": lambda row: number(row.games),
+                "Env steps": lambda row: number(row.version.step),
+                "Registered": lambda row: time.strftime("%Y-%m-%d %H:%M", time.localtime(row.version.created_s)),
+                "In service": lambda row: _served(row.version.tags),
+            },
+            lead="Result",
+            link=lambda row: f"/trials/{row.version.trial}" if row.version.trial else "",
+            actions=self._actions,
+            on_action=self._promote,
+        )
+        self._older = ui.label().classes(MUTED)
+
+    def show(self, model: ModelDocument, seen: _Seen) -> None:
+        """Shows the model's versions."""
+        self._model, self._job, self._seen = model, seen.job, seen
+        self._back.set_visibility(model.before is not None)
+        self._back.set_text(tr("Roll back to {version}", version=model.before or ""))
+        shown = [version for place, version in enumerate(model.versions) if place < _SHOWN or version.aliases]
+        self._rows = {version.version: _judged(version, seen.standings) for version in shown}
+        self._listing.show([*self._rows.values()])
+        older = len(model.versions) - len(shown)
+        self._older.set_text(tr("{count} older versions are not shown.", count=older))
+        self._older.set_visibility(bool(older))
+
+    def _actions(self, row: _Row) -> dict[str, str]:
+        assert self._seen is not None
+        actions = {name: "" for name, alias in _ALIASES.items() if alias not in row.version.aliases}
+        if self._seen.can_play:
+            actions[_PLAY] = f"/play?opponent=version%20{row.key}"
+        if self._seen.recording:
+            actions[_COMPARE] = f"/recordings/{self._seen.recording}?compare=models:/{self._name}/{row.key}"
+        return actions
+
+    async def _promote(self, version: int, action: str) -> None:
+        alias = _ALIASES[action]
+        row, before = self._rows[version], self._rows.get(self._model.aliases.get(alias, 0))
+        lines = [
+            tr("Make version {version} the {alias} of {name}?", version=version, alias=alias, name=self._name),
+            tr("Version {version}: {result}.", version=version, result=_with_games(row)),
+        ]
+        if before is not None:
+            lines.append(tr("Now it is version {version}: {result}.", version=before.key, result=_with_games(before)))
+        if before is not None and row.value is not None and before.value is not None and row.value < before.value:
+            lines.append("⚠ " + tr("It is worse than the version that it replaces."))
+        if row.value is None:
+            lines.append("⚠ " + tr("It has no result yet."))
+        if alias == "candidate" and self._job.running and not self._job.canaries:
+            lines.append("⚠ " + tr("The running job has no `canary`, so no session gets the candidate."))
+        if await confirmed("\n".join(lines), tr("Promote")):
+            body = {"version": version, "alias": alias}
+            await control(self._caller.post(MoveDocument, f"/api/models/{self._name}/promote", body), _moved)
+
+    async def _roll_back(self) -> None:
+        model = self._model
+        question = tr("Make version {version} the champion of {name} again?", version=model.before, name=model.name)
+        if await confirmed(question, tr("Roll back")):
+            await control(self._caller.post(MoveDocument, f"/api/models/{model.name}/roll-back"), _moved)
 
 
-def _version(caller: ApiCaller, model: ModelDocument, version: VersionDocument) -> None:
-    async def promote(alias: str) -> None:
-        was = model.aliases.get(alias)
-        before = "there was none" if was is None else f"now it is version {was}"
-        if await confirmed(
-            f"Make version {version.version} the {alias} of {model.name}? {sentence(before)}", "Promote"
-        ):
-            body = {"version": version.version, "alias": alias}
-            await control(caller.post(MoveDocument, f"/api/models/{model.name}/promote", body), _moved)
+class _Canary:
+    """A canary beside the champion, with its share; it is promoted or ended."""
 
-    with ui.card().classes("w-full p-3 shadow-none border border-gray-500/30").mark(f"version-{version.version}"):
-        with ui.row().classes("w-full items-center justify-between gap-2"):
-            with ui.row().classes("items-center gap-2"):
-                ui.label(f"Version {version.version}").classes("font-semibold")
-                for alias in version.aliases:
-                    ui.badge(alias, color="positive" if alias == "champion" else "primary")
-                created = time.strftime("%Y-%m-%d %H:%M", time.localtime(version.created_s))
-                ui.label(f"{number(version.step)} env steps, {created}").classes(MUTED)
-            with ui.row().classes("gap-2"):
-                for alias, verb in (("champion", "Promote"), ("candidate", "Make candidate")):
-                    if alias not in version.aliases:
-                        ui.button(verb, on_click=lambda _, alias=alias: promote(alias)).props("outline dense no-caps")
-        facts = {name: value for name, value in version.tags.items() if not name.startswith(_HIDDEN) and value}
-        if facts:
-            text = "   ".join(f"{name} {_rounded(value)}" for name, value in sorted(facts.items()))
-            ui.label(text).classes("mono whitespace-pre-wrap break-all")
+    def __init__(self, caller: ApiCaller, component: str) -> None:
+        self._caller, self._component = caller, component
+        self._canary: CanaryDocument | None = None
+        self._version: int | None = None
+        heading(tr("Canary of {component}", component=component))
+        self._text = ui.label().classes(MUTED)
+        self._arms = Listing[ArmDocument](
+            "label",
+            {
+                "Alias": lambda arm: arm.alias,
+                "Version": lambda arm: arm.version,
+                "Return": lambda arm: number(arm.mean_return),
+                "Games": lambda arm: number(arm.games),
+                "Sessions": lambda arm: number(arm.sessions),
+                "Ticks": lambda arm: number(arm.ticks),
+                "Errors": lambda arm: number(arm.errors + arm.refusals),
+            },
+            lead="Return",
+        )
+        with ui.row().classes("w-full items-center gap-4"):
+            self._slider = ui.slider(min=0, max=1, step=0.01, on_change=lambda event: self._say(event.value))
+            self._slider.props(f'aria-label="{tr("share of the canary")}"').classes("max-w-md grow")
+            ui.button(tr("Set"), on_click=self._set).props("outline no-caps")
+            self._promotion = ui.button(tr("Promote the canary"), on_click=self._promote).props("outline no-caps")
+            ui.button(tr("End the canary"), on_click=self._end).props("outline no-caps color=negative")
+
+    def show(self, canary: CanaryDocument, model: ModelDocument | None, arms: list[ArmDocument]) -> None:
+        """Shows its share, and both arms' results."""
+        has_moved = self._canary is None or self._canary.share != canary.share
+        self._canary = canary
+        if has_moved:
+            self._slider.set_value(canary.share)
+        self._version = None if model is None else model.aliases.get(canary.alias)
+        self._promotion.set_enabled(self._version is not None)
+        self._say(self._slider.value)
+        tags = {} if model is None else {version.version: version.tags for version in model.versions}
+        self._arms.show([_with_results(arm, tags.get(arm.version, {})) for arm in arms])
+
+    def _say(self, share: float) -> None:
+        canary = self._canary
+        assert canary is not None
+        words = "{share} of new sessions get the {alias} of {name}, the others its champion."
+        self._text.set_text(tr(words, share=f"{share:.0%}", alias=canary.alias, name=canary.name))
+
+    async def _set(self) -> None:
+        await self._share(self._slider.value)
+
+    async def _share(self, share: float) -> None:
+        call = self._caller.post(DoneDocument, f"/api/canaries/{self._component}", {"share": share})
+        done = tr("{share} of new sessions of {name} get the canary.", share=f"{share:.0%}", name=self._component)
+        if await control(call, lambda _: done):
+            self._slider.set_value(share)
+
+    async def _promote(self) -> None:
+        canary = self._canary
+        assert canary is not None
+        text = tr(
+            "Make version {version} the {alias} of {name}?", version=self._version, alias="champion", name=canary.name
+        )
+        if await confirmed(text, tr("Promote")):
+            body = {"version": self._version, "alias": "champion"}
+            await control(self._caller.post(MoveDocument, f"/api/models/{canary.name}/promote", body), _moved)
+
+    async def _end(self) -> None:
+        if await confirmed(tr("Give no more new sessions to the canary?"), tr("End the canary")):
+            await self._share(0.0)
+
+
+def _judged(version: VersionDocument, standings: Mapping[str, StandingDocument]) -> _Row:
+    """A version with its points if a league has rated it, or else with its return."""
+    row = standings.get(f"{version.tags.get('player', '')}:{version.version}")
+    points = number_of(version.tags, _POINTS)
+    if row is not None:
+        interval = tr(
+            "{points} points ({low} to {high})",
+            points=f"{row.points:.0f}",
+            low=f"{row.low:.0f}",
+            high=f"{row.high:.0f}",
+        )
+        return _Row(version, version.version, row.points, interval, row.games)
+    if points is not None:
+        return _Row(version, version.version, points, tr("{points} points", points=f"{points:.0f}"), None)
+    mean = number_of(version.tags, "rating", "return")
+    games = number_of(version.tags, "rating_games", "return_games")
+    return _Row(
+        version, version.version, mean, "-" if mean is None else tr("return {value}", value=number(mean)), games
+    )
+
+
+def _with_games(row: _Row) -> str:
+    return row.shown if row.games is None else f"{row.shown} {tr('of {games} games', games=number(row.games))}"
+
+
+def _served(tags: Mapping[str, str]) -> str:
+    """Results of a version that has served as an arm; see `brayx.model.pool.Pool`."""
+    games, mean = number_of(tags, "serving.games"), number_of(tags, "serving.episode_return")
+    if mean is None:
+        return "-"
+    return f"{tr('return {value}', value=number(mean))} {tr('of {games} games', games=number(games))}"
+
+
+def _with_results(arm: ArmDocument, tags: Mapping[str, str]) -> ArmDocument:
+    """An arm with the results of all its games, which the registry keeps: the job's own are of the newest games."""
+    games, mean = number_of(tags, "serving.games"), number_of(tags, "serving.episode_return")
+    return arm if mean is None else arm.model_copy(update={"games": games, "mean_return": mean})
 
 
 def _moved(move: MoveDocument) -> str:
-    was = "" if move.before is None else f"; before it was version {move.before}"
-    return f"{move.name} version {move.version} is {move.alias} now{was}."
-
-
-def _rounded(text: str) -> str:
-    try:
-        return number(float(text))
-    except (ValueError, OverflowError):
-        return text if len(text) <= 60 else f"{text[:60]} …"
+    if move.before is None:
+        return tr("{name} version {version} is {alias} now.", name=move.name, version=move.version, alias=move.alias)
+    words = "{name} version {version} is {alias} now; before it was version {before}."
+    return tr(words, name=move.name, version=move.version, alias=move.alias, before=move.before)

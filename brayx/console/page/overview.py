@@ -1,100 +1,318 @@
-"""The overview page: whether the job learns and serves, what it loses, and what it waits for."""
+"""The overview page: is it learning, is it serving well, who leads; and what goes wrong and what to do about it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from nicegui import ui
 
-from brayx.console.overview import JobDocument
+from brayx.console.league import LeagueDocument, StandingDocument
+from brayx.console.overview import ArmDocument, JobDocument, OverviewDocument, RatedDocument
+from brayx.console.page import home
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
-from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number, since
-from brayx.console.trials import CurvesDocument, TrialDocument
-from brayx.metrics.charts import RETURN_CHART
+from brayx.console.page.frame import MUTED, Panel, frame, heading, number, since, tile
+from brayx.console.page.listing import Listing
+from brayx.console.page.picture import Picture, PictureCard, newest_picture
+from brayx.console.page.words import tr
+from brayx.console.verdict import State
+from brayx.jobs.progress import lost_of
+from brayx.metrics import significant
+from brayx.metrics.totals import BEHAVIOUR_RETURN
+
+_STATES: dict[State, tuple[str, str]] = {
+    "none": ("No job is running here", "gray"),
+    "starting": ("It begins", "blue"),
+    "learning": ("It is learning", "green"),
+    "stalled": ("It does not get better", "amber"),
+    "losing": ("It loses games", "amber"),
+    "failing": ("It fails", "red"),
+    "reached": ("It has reached its target", "green"),
+    "leading": ("{leader} leads", "green"),
+    "serving": ("It is serving", "green"),
+    "idle": ("It is ready", "blue"),
+}
+"""Words and colour of each verdict."""
+_TEXT = {
+    "gray": "text-gray-600 dark:text-gray-400",
+    "blue": "text-blue-700 dark:text-blue-300",
+    "green": "text-green-800 dark:text-green-400",
+    "amber": "text-amber-800 dark:text-amber-300",
+    "red": "text-red-700 dark:text-red-400",
+}
+_EDGES = {
+    "gray": "border-l-gray-500",
+    "blue": "border-l-blue-600",
+    "green": "border-l-green-700",
+    "amber": "border-l-amber-600",
+    "red": "border-l-red-600",
+}
+_MOST_MEMBERS = 6
+"""Members of a league that are shown: the strongest."""
+
+
+class _Seen(NamedTuple):
+    """What the page shows of a running job."""
+
+    job: JobDocument
+    overview: OverviewDocument
+    league: LeagueDocument | None
+    picture: Picture | None
+
+
+class _Loader:
+    """Loads what the page shows."""
+
+    def __init__(self, caller: ApiCaller) -> None:
+        self.caller = caller
+        self._picture: Picture | None = None
+
+    async def load(self) -> _Seen | home.Seen:
+        job: JobDocument = await self.caller.get(JobDocument, "/api/job")
+        if not job.running:
+            return await home.load(self.caller, job.tracking)
+        overview: OverviewDocument = await self.caller.get(OverviewDocument, "/api/job/overview")
+        is_league = any(name.startswith("league_points.") for name in job.numbers)
+        league = await self.caller.get(LeagueDocument | None, "/api/league") if is_league else None
+        self._picture = await newest_picture(self.caller, self._picture)
+        return _Seen(job, overview, league, self._picture)
 
 
 def add(connect: Connect) -> None:
     """Adds the page."""
 
     @ui.page("/")
-    def overview() -> None:
+    async def overview() -> None:
         with frame("Overview", connect) as caller:
-            Panel(lambda: caller.get(JobDocument, "/api/job"), _job)
-            Panel(lambda: _learning(caller), _curve, every_s=5.0)
+            await Panel(_Loader(caller).load, _built).first()
 
 
-async def _learning(caller: ApiCaller) -> CurvesDocument | None:
-    """The return of the trial that the job trains, or else of the newest trial."""
-    trials: list[TrialDocument] = await caller.get(list[TrialDocument], "/api/trials")
-    chosen = sorted(trials, key=lambda trial: not trial.can_stop)[:1]
-    return await caller.get(CurvesDocument, f"/api/trials/{chosen[0].run_id}", metric=RETURN_CHART) if chosen else None
+def _built(seen: Any) -> Callable[[Any], None]:
+    return home.Home().show if isinstance(seen, home.Seen) else _Overview(seen).show
 
 
-def _curve(first: CurvesDocument | None) -> Callable[[CurvesDocument | None], None]:
-    none = empty("No trial has a return yet.")
-    chart = Lines("env steps", "Return of the last 100 games")
+class _Overview:
+    """The page of a running job: the verdict, then what it is based on, then health, and the doors last."""
 
-    def update(trial: CurvesDocument | None) -> None:
-        points = [] if trial is None else trial.curves.get(RETURN_CHART, [])
-        none.set_visibility(not points)
-        chart.show({"mean return of the last 100 games": points})
+    def __init__(self, seen: _Seen) -> None:
+        self._is_league, is_training = seen.league is not None, seen.job.mode == "train"
+        self._verdict = _Verdict()
+        with ui.grid().classes("w-full grid-cols-1 lg:grid-cols-5 gap-3"):
+            with ui.column().classes("w-full min-w-0 gap-3 lg:col-span-3"):
+                results = None if is_training else _Tiles("grid-cols-2 sm:grid-cols-3")
+                self._chart = Lines(tr("env steps"), height="h-80")
+                self._members = _members() if self._is_league else None
+                self._in_use = heading(tr("Versions in use"))
+                self._arms = None if is_training else _arms()
+            with ui.column().classes("w-full min-w-0 gap-3 lg:col-span-2"):
+                self._results = results or _Tiles("grid-cols-2")
+                self._picture = PictureCard()
+        heading(tr("Health"))
+        self._health = _Tiles("grid-cols-2 sm:grid-cols-4 lg:grid-cols-6")
+        self._losses = ui.label().classes("whitespace-pre-wrap break-words").mark("losses")
+        heading(tr("Doors"))
+        self._doors = ui.label().classes("mono whitespace-pre-wrap break-all")
 
-    return update
+    def show(self, seen: _Seen) -> None:
+        """Shows the newest answers."""
+        job, overview, league = seen.job, seen.overview, seen.league
+        self._verdict.show(job, overview)
+        if self._members is not None and league is not None:
+            self._members.show(league.standings[:_MOST_MEMBERS])
+            self._chart.show(league.curves, bands=league.intervals)
+        elif job.mode == "train":
+            target = None if job.target_return is None else (tr("target"), job.target_return)
+            curves = {tr("return of the last 100 games"): overview.curve}
+            self._chart.show(curves, pale={tr("return of the newest games"): overview.means}, target=target)
+        self._in_use.set_visibility(bool(job.arms))
+        if self._arms is not None:
+            self._arms.show(job.arms)
+        self._results.show(_league(league) if league is not None else _results(job, overview))
+        self._picture.show(seen.picture)
+        self._health.show(_health(job))
+        refused = [
+            tr("requests refused with {code}: {count}", count=number(count), code=code)
+            for code, count in sorted(job.refusals.items())
+        ]
+        self._losses.set_text("\n".join([*job.errors, *refused]))
+        self._losses.set_visibility(bool(job.errors or refused))
+        self._doors.set_text("\n".join(f"{door:<5} {url}" for door, url in job.doors.items()) or tr("None."))
 
 
-def _job(first: JobDocument) -> Callable[[JobDocument], None]:
-    title = ui.label().classes("text-xl font-bold")
-    about = ui.label().classes(MUTED)
-    progress = ui.linear_progress(show_value=False, size="8px").props('instant-feedback aria-label="progress"')
-    with ui.grid().classes("w-full grid-cols-2 sm:grid-cols-4 gap-3"):
-        numbers = {
-            name: _number(name)
-            for name in ("Return", "Ticks/s", "Env steps", "Weights' lag", "Sessions", "Games", "Refused", "Up")
-        }
-    heading("Losses and refusals")
-    losses = ui.label().classes("whitespace-pre-wrap").mark("losses")
-    heading("Doors")
-    doors = ui.label().classes("mono whitespace-pre-wrap break-all")
+class _Verdict:
+    """The verdict in words, with the error that caused it and what to do about it."""
 
-    def update(job: JobDocument) -> None:
-        metrics = job.numbers
+    def __init__(self) -> None:
+        self._box = ui.column().classes("w-full gap-1 p-4 rounded-lg border border-gray-500/30 border-l-8")
+        with self._box.props('role="status"'):
+            self._about = ui.label().classes(f"text-sm break-all {MUTED}")
+            self._state = ui.label().classes("text-2xl font-bold").mark("verdict")
+            self._reason = ui.label()
+            self._cause = ui.label().classes("mono break-words max-w-full text-red-700 dark:text-red-400").mark("cause")
+            self._advice = ui.label().classes("font-semibold").mark("advice")
+            self._progress = ui.linear_progress(show_value=False, size="8px").classes("mt-2")
+            self._progress.props(f'instant-feedback aria-label="{tr("progress")}"')
+            self._done = ui.label().classes(f"text-sm {MUTED}")
+        self._colour = ""
+
+    def show(self, job: JobDocument, overview: OverviewDocument) -> None:
+        """Shows the verdict on a job."""
+        verdict = overview.verdict
+        words, colour = _STATES[verdict.state]
+        if colour != self._colour:
+            self._box.classes(add=_EDGES[colour], remove=_EDGES.get(self._colour, ""))
+            self._state.classes(add=_TEXT[colour], remove=_TEXT.get(self._colour, ""))
+            self._colour = colour
         name = " / ".join(filter(None, (job.project, job.trial)))
-        title.set_text(name if job.running else "No job is running here")
-        words = {"train": "is being trained", "serve": "is being served"}.get(job.mode, "")
-        acting = "; ".join(
-            f"{model} acts with {' or '.join(v) or 'weights as built'}" for model, v in job.registered.items()
-        )
-        about.set_text(
-            "; ".join(filter(None, (words, job.waits_for, acting)))
-            if job.running
-            else f"This console shows the tracking store {job.tracking}"
-        )
-        steps = metrics.get("env_steps")
-        progress.set_visibility(bool(job.num_steps and steps is not None))
-        progress.set_value(min((steps or 0.0) / job.num_steps, 1.0) if job.num_steps else 0.0)
-        target = "" if job.target_return is None else f" of {number(job.target_return)}"
-        mean = metrics.get("episode_return.last100", metrics.get("episode_return"))
-        shown = {
-            "Return": number(mean) + target,
-            "Ticks/s": number(round(metrics.get("ticks_per_s", metrics.get("env_steps_per_s", 0.0)))),
-            "Env steps": number(steps),
-            "Weights' lag": "-" if "lag_versions" not in metrics else f"{metrics['lag_versions']:.1f} versions",
-            "Sessions": number(job.sessions),
-            "Games": number(metrics.get("games")),
-            "Refused": number(sum(job.refusals.values())),
-            "Up": since(job.up_s),
+        is_training, up = job.mode == "train", since(job.up_s)
+        ran = tr("training for {time}", time=up) if is_training else tr("serving for {time}", time=up)
+        waits = job.waits_for if verdict.state == "starting" else ""
+        self._about.set_text(", ".join(filter(None, (name, ran, waits, *_acting(job)))))
+        values = {key: number(value, 3) if isinstance(value, float) else value for key, value in verdict.values.items()}
+        self._state.set_text(tr(words, **values))
+        self._reason.set_text(tr(verdict.reason, **values))
+        for label, text in ((self._cause, verdict.cause), (self._advice, verdict.advice and tr(verdict.advice))):
+            label.set_text(text)
+            label.set_visibility(bool(text))
+        self._progress.set_visibility(verdict.share is not None)
+        self._progress.set_value(verdict.share or 0.0)
+        done = "" if verdict.share is None else tr("{share} done", share=f"{verdict.share:.0%}")
+        left = "" if verdict.left_s is None else tr("{time} left", time=since(verdict.left_s))
+        self._done.set_text(", ".join(filter(None, (done, left))))
+
+
+class _Tiles:
+    """Numbers in boxes: `show` gets the value, and a line below it, by name."""
+
+    def __init__(self, columns: str) -> None:
+        self._grid = ui.grid().classes(f"w-full gap-2 {columns}")
+        self._tiles: dict[str, tuple[ui.label, ui.label]] = {}
+
+    def show(self, numbers: Mapping[str, tuple[str, str]]) -> None:
+        """Shows numbers by their English names."""
+        if self._tiles.keys() != numbers.keys():
+            self._grid.clear()
+            with self._grid:
+                self._tiles = {name: tile(tr(name), name) for name in numbers}
+        for name, texts in numbers.items():
+            for label, text in zip(self._tiles[name], texts, strict=True):
+                label.set_text(text)
+                label.set_visibility(bool(text))
+
+
+def _acting(job: JobDocument) -> list[str]:
+    """What each model acts with."""
+    return [
+        tr("{model} acts with {versions}", model=model, versions=" / ".join(versions) or tr("weights as built"))
+        for model, versions in job.registered.items()
+    ]
+
+
+def _results(job: JobDocument, overview: OverviewDocument) -> dict[str, tuple[str, str]]:
+    """How good the versions are, by the names of the tiles."""
+    numbers = job.numbers
+    games = tr("of {games} games", games=number(numbers.get("games_in_window", 0.0)))
+    mean = numbers.get("episode_return.last100", numbers.get("episode_return"))
+    shown = number(mean)
+    if job.target_return is not None:
+        shown = tr("{value} of {target}", value=shown, target=number(job.target_return))
+    returns = {name: value for name, value in numbers.items() if name.startswith(BEHAVIOUR_RETURN)}
+    tiles = {"Return": (shown, ", ".join(f"{n.partition('.')[2]} {number(v)}" for n, v in returns.items()) or games)}
+    tiles["Champion"] = _rated(overview.champion, None)
+    if overview.newest is not None and overview.newest != overview.champion:
+        tiles["Newest version"] = _rated(overview.newest, overview.champion)
+    if job.mode == "serve":
+        milliseconds = {name: numbers.get(f"tick_seconds.{name}") for name in ("p50", "p99")}
+        p50, p99 = ("-" if value is None else f"{significant(value * 1e3, 2)} ms" for value in milliseconds.values())
+        tiles = {
+            "Players now": (number(job.sessions), ""),
+            "Ticks/s": (number(round(numbers.get("ticks_per_s", 0.0))), ""),
+            "Answer, p50": (p50, ""),
+            "Answer, p99": (p99, ""),
+            **tiles,
         }
-        for key, text in shown.items():
-            numbers[key].set_text(text)
-        refused = [f"{number(count)} requests refused: {code}" for code, count in sorted(job.refusals.items())]
-        losses.set_text("\n".join([*job.errors, *refused]) or "None.")
-        doors.set_text("\n".join(f"{door:<5} {url}" for door, url in job.doors.items()) or "None.")
-
-    return update
+    return tiles
 
 
-def _number(name: str) -> ui.label:
-    with ui.card().classes("p-3 gap-0 shadow-none border border-gray-500/30"):
-        ui.label(name).classes(f"text-xs {MUTED}")
-        return ui.label("-").classes("text-xl font-semibold whitespace-nowrap").mark(name)
+def _rated(rated: RatedDocument | None, against: RatedDocument | None) -> tuple[str, str]:
+    """A version, and its return; compared with another one, if there is one."""
+    if rated is None:
+        return tr("none yet"), ""
+    about = ""
+    if rated.mean_return is not None:
+        about = tr("return {value}", value=number(rated.mean_return))
+        if rated.games is not None:
+            about += " " + tr("of {games} games", games=number(rated.games))
+        if against is not None and against.mean_return is not None:
+            about += ", " + tr(
+                "{difference} to the champion", difference=f"{rated.mean_return - against.mean_return:+.4g}"
+            )
+    return tr("version {version}", version=rated.version), about
+
+
+def _league(league: LeagueDocument) -> dict[str, tuple[str, str]]:
+    """The leader, the champion and the levels, by the names of the tiles."""
+    points = {row.member: row for row in league.standings}
+    tiles = {"Champion": (tr("none yet"), "")}
+    if league.champion in points:
+        row = points[league.champion]
+        tiles["Champion"] = league.champion, tr("{points} points ({low} to {high})", **_points(row))
+    games = sum(count for name, count in league.counters.items() if name == "counted")
+    tiles["Games"] = number(games), ""
+    for level in league.levels:
+        name = tr("level {name}", name=level.level)
+        tiles[name] = f"{level.points:.0f}", tr("{low} to {high}", low=f"{level.low:.0f}", high=f"{level.high:.0f}")
+    return tiles
+
+
+def _points(row: StandingDocument) -> dict[str, str]:
+    return {"points": f"{row.points:.0f}", "low": f"{row.low:.0f}", "high": f"{row.high:.0f}"}
+
+
+def _health(job: JobDocument) -> dict[str, tuple[str, str]]:
+    """Rates and losses, by the names of the tiles."""
+    numbers = job.numbers
+    lost, total = next((lost, total) for what, lost, total in lost_of(numbers) if what == "games")
+    failed = tr("{lost} of the last {total} failed", lost=number(lost), total=number(total))
+    shown = {
+        "Env steps": (number(numbers.get("env_steps")), ""),
+        "Ticks/s": (number(round(numbers.get("ticks_per_s", numbers.get("env_steps_per_s", 0.0)))), ""),
+        "Weights' lag": (significant(numbers.get("lag_versions", 0.0), 2), tr("versions")),
+        "Sessions": (number(job.sessions), ""),
+        "Games": (number(numbers.get("games")), failed),
+        "Refused": (number(sum(job.refusals.values())), ""),
+    }
+    for name in () if job.mode == "train" else ("Env steps", "Weights' lag", "Ticks/s", "Sessions"):
+        del shown[name]
+    return shown
+
+
+def _members() -> Listing[StandingDocument]:
+    return Listing(
+        "member",
+        {
+            "Member": lambda row: f"{row.member} ★" if row.champion else row.member,
+            "Points": lambda row: round(row.points),
+            "95 % interval": lambda row: tr("{low} to {high}", low=f"{row.low:.0f}", high=f"{row.high:.0f}"),
+            "Games": lambda row: row.games,
+        },
+        lead="Points",
+        link=lambda _: "/league",
+    )
+
+
+def _arms() -> Listing[ArmDocument]:
+    return Listing(
+        "label",
+        {
+            "Version": lambda arm: f"{arm.model} {arm.version}" if arm.version else tr("weights as built"),
+            "Alias": lambda arm: arm.alias,
+            "Sessions": lambda arm: number(arm.sessions),
+            "Ticks": lambda arm: number(arm.ticks),
+            "Return": lambda arm: number(arm.mean_return),
+            "Errors": lambda arm: number(arm.errors + arm.refusals),
+        },
+        lead="Return",
+        link=lambda _: "/models",
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from nicegui import ui
 from nicegui.events import KeyEventArguments
@@ -11,8 +12,10 @@ from nicegui.events import KeyEventArguments
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
 from brayx.console.page.comparison import Compare
-from brayx.console.page.frame import MUTED, Alert, Listing, Panel, empty, frame, heading, loading, number
+from brayx.console.page.frame import MUTED, Alert, Panel, empty, frame, heading, loading, number
+from brayx.console.page.listing import Listing
 from brayx.console.page.tick import TickView, short
+from brayx.console.page.words import tr
 from brayx.console.recordings import RecordedTicksDocument, RecordingDocument, RecordingsDocument
 from brayx.console.ticks import RecordedCurvesDocument, TickDocument
 from brayx.errors import BrayxError
@@ -31,7 +34,7 @@ def add(connect: Connect) -> None:
     """Adds the pages."""
 
     @ui.page("/recordings")
-    def recordings(session: str = "") -> None:
+    async def recordings(session: str = "") -> None:
         with frame("Recordings", connect) as caller:
             heading("Recordings")
             named = ui.input("Session or game", placeholder="4f1c*, bot-7", value=session).classes("w-full max-w-xs")
@@ -48,6 +51,7 @@ def add(connect: Connect) -> None:
                 every_s=5.0,
             )
             named.on_value_change(panel.refresh)
+            await panel.first()
 
     @ui.page("/recordings/{recording}")
     async def recording(recording: str) -> None:
@@ -62,18 +66,7 @@ def _recordings(show_more: Callable[[], Awaitable[None]]) -> Callable[[Recording
     nothing = empty("Nothing is recorded yet. A component `kind: recording` in the job records its sessions.")
     none = empty("No recorded session has this id or game. An id may have *: 4f1c* finds those that begin so.")
     rows = Listing[RecordingDocument](
-        "id",
-        {
-            "Session": lambda recording: recording.session,
-            "Began": lambda recording: _clock(recording.began_s),
-            "Ticks": lambda recording: recording.ticks,
-            "End": lambda recording: recording.end or "running",
-            "Return": lambda recording: number(recording.result),
-            "Events": lambda recording: recording.events + recording.lost,
-            "Player": lambda recording: recording.player or "-",
-            "Why": lambda recording: recording.why,
-        },
-        on_row=lambda recording: ui.navigate.to(f"/recordings/{recording}"),
+        "id", recording_columns(), lead="Return", link=lambda recording: f"/recordings/{recording.id}"
     )
 
     def update(listing: RecordingsDocument) -> None:
@@ -84,6 +77,20 @@ def _recordings(show_more: Callable[[], Awaitable[None]]) -> Callable[[Recording
         rows.show(listing.recordings)
 
     return update
+
+
+def recording_columns() -> dict[str, Callable[[RecordingDocument], Any]]:
+    """What a table shows of a recording, by heading."""
+    return {
+        "Session": lambda recording: recording.session,
+        "Began": lambda recording: _clock(recording.began_s),
+        "Ticks": lambda recording: recording.ticks,
+        "End": lambda recording: recording.end or tr("running"),
+        "Return": lambda recording: number(recording.result),
+        "Events": lambda recording: recording.events + recording.lost,
+        "Player": lambda recording: recording.player or "-",
+        "Why": lambda recording: recording.why,
+    }
 
 
 def listed(listing: RecordingsDocument) -> str:

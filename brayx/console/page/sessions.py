@@ -11,7 +11,8 @@ from nicegui import ui
 from brayx.console.documents import DoneDocument
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
-from brayx.console.page.frame import MUTED, Listing, Panel, confirmed, control, empty, frame, heading, number, sentence
+from brayx.console.page.frame import MUTED, Panel, confirmed, control, empty, frame, heading, number, sentence
+from brayx.console.page.listing import Listing
 from brayx.console.page.tick import TickView
 from brayx.console.sessions import SessionDocument, TicksDocument
 from brayx.errors import BrayxError, DeadlineExceeded, TransportError
@@ -26,9 +27,9 @@ def add(connect: Connect) -> None:
     """Adds the pages."""
 
     @ui.page("/sessions")
-    def sessions() -> None:
+    async def sessions() -> None:
         with frame("Sessions", connect) as caller:
-            Panel(lambda: caller.get(list[SessionDocument], "/api/sessions"), _sessions)
+            await Panel(lambda: caller.get(list[SessionDocument], "/api/sessions"), _sessions).first()
 
     @ui.page("/session")
     def session(id: str) -> None:
@@ -48,7 +49,8 @@ def _sessions(first: list[SessionDocument]) -> Callable[[list[SessionDocument]],
             "Plays with": lambda row: row.player or ", ".join(row.arms) or "-",
             "Return": lambda row: number(row.result),
         },
-        on_row=lambda session: ui.navigate.to(f"/session?id={quote(session)}"),
+        lead="Return",
+        link=lambda row: f"/session?id={quote(row.session, safe='')}",
     )
 
     def update(sessions: list[SessionDocument]) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from nicegui import ui
 
 from brayx.console.documents import DoneDocument
+from brayx.console.overview import JobDocument, OverviewDocument
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
 from brayx.console.page.frame import (
     MUTED,
-    Listing,
     Panel,
     confirmed,
     control,
@@ -19,8 +21,9 @@ from brayx.console.page.frame import (
     frame,
     heading,
     number,
-    sentence,
 )
+from brayx.console.page.listing import Listing
+from brayx.console.page.words import tr
 from brayx.console.trials import CurvesDocument, TrialDocument
 from brayx.metrics.charts import GROUPS, RETURN_CHART, grouped
 from brayx.tracking.finding import NEWEST
@@ -35,12 +38,12 @@ def add(connect: Connect) -> None:
     """Adds the pages."""
 
     @ui.page("/trials")
-    def trials() -> None:
+    async def trials() -> None:
         with frame("Trials", connect) as caller:
-            Panel(lambda: caller.get(list[TrialDocument], "/api/trials"), _trials, every_s=5.0)
+            await Panel(lambda: caller.get(list[TrialDocument], "/api/trials"), _trials, every_s=5.0).first()
 
     @ui.page("/trials/{run_id}")
-    def trial(run_id: str) -> None:
+    async def trial(run_id: str) -> None:
         with frame("Trials", connect) as caller:
             opened = {*_OPENED}
             panel = Panel(
@@ -48,6 +51,7 @@ def add(connect: Connect) -> None:
                 lambda _: _trial(caller, run_id, opened, lambda: panel.refresh()),
                 every_s=5.0,
             )
+            await panel.first()
 
 
 def _trials(first: list[TrialDocument]) -> Callable[[list[TrialDocument]], None]:
@@ -55,16 +59,7 @@ def _trials(first: list[TrialDocument]) -> Callable[[list[TrialDocument]], None]
     none = empty("There are no trials yet: `brayx train` makes one.")
     newest = ui.label().classes(MUTED)
     rows = Listing[TrialDocument](
-        "run_id",
-        {
-            "Trial": lambda trial: f"↳ {trial.name}" if trial.is_child else trial.name,
-            "Project": lambda trial: trial.project,
-            "Status": lambda trial: trial.status,
-            "Env steps": lambda trial: number(trial.env_steps),
-            "Return": lambda trial: number(trial.mean_return),
-            "Champion": lambda trial: trial.champion or "-",
-        },
-        on_row=lambda run_id: ui.navigate.to(f"/trials/{run_id}"),
+        "run_id", trial_columns(), lead="Return", link=lambda trial: f"/trials/{trial.run_id}"
     )
 
     def update(trials: list[TrialDocument]) -> None:
@@ -73,6 +68,18 @@ def _trials(first: list[TrialDocument]) -> Callable[[list[TrialDocument]], None]
         rows.show(trials)
 
     return update
+
+
+def trial_columns() -> dict[str, Callable[[TrialDocument], Any]]:
+    """What a table shows of a trial, by heading."""
+    return {
+        "Trial": lambda trial: f"↳ {trial.name}" if trial.is_child else trial.name,
+        "Project": lambda trial: trial.project,
+        "Status": lambda trial: tr(trial.status),
+        "Env steps": lambda trial: number(trial.env_steps),
+        "Return": lambda trial: number(trial.mean_return),
+        "Champion": lambda trial: trial.champion or "-",
+    }
 
 
 async def _load(caller: ApiCaller, run_id: str, opened: set[str]) -> Loaded:
@@ -87,13 +94,31 @@ async def _load(caller: ApiCaller, run_id: str, opened: set[str]) -> Loaded:
     return next((trial for trial in trials if trial.run_id == run_id), None), groups, curves
 
 
+async def _ended(caller: ApiCaller) -> str:
+    """What the page says once the training has stopped."""
+    overview: OverviewDocument = await caller.get(OverviewDocument, "/api/job/overview")
+    job: JobDocument = await caller.get(JobDocument, "/api/job")
+    champion = overview.champion
+    crowned = "" if champion is None else tr("Champion: version {version}.", version=champion.version)
+    return " ".join(
+        filter(
+            None, (tr("Stopped."), crowned, tr("Resume with: {command}", command=job.command or tr("the same command")))
+        )
+    )
+
+
 def _trial(
     caller: ApiCaller, run_id: str, opened: set[str], refresh: Callable[[], Awaitable[None]]
 ) -> Callable[[Loaded], None]:
     async def stop() -> None:
-        question = "Stop this training? It saves a last checkpoint, and the same command resumes it."
-        if await confirmed(question, "Stop it"):
-            await control(caller.post(DoneDocument, f"/api/trials/{run_id}/stop"), lambda done: sentence(done.done))
+        question = tr("Stop this training? It saves a last checkpoint, and the same command resumes it.")
+        if not await confirmed(question, tr("Stop it")):
+            return
+        ended = await _ended(caller)
+        if await control(caller.post(DoneDocument, f"/api/trials/{run_id}/stop"), lambda _: tr("It is stopping …")):
+            button.disable()
+            button.set_text(tr("It is stopping …"))
+            ui.run_javascript(f"window.brayxEnd = {json.dumps(ended)}")
 
     async def toggle(group: str, is_open: bool) -> None:
         (opened.add if is_open else opened.discard)(group)
@@ -102,7 +127,7 @@ def _trial(
 
     with ui.row().classes("w-full items-center justify-between"):
         title = ui.label().classes("text-xl font-bold")
-        button = ui.button("Stop training", icon="stop", on_click=stop).props("outline color=negative")
+        button = ui.button(tr("Stop training"), icon="stop", on_click=stop).props("outline color=negative")
     none = empty("It has no metrics yet.")
     parts = ui.column().classes("w-full gap-2")
     grids: dict[str, ui.grid] = {}

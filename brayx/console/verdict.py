@@ -1,0 +1,166 @@
+"""Judges a job in a few words: is it learning, is it serving well, what goes wrong and what to do. Pure.
+
+Knows nothing of MLflow or pages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+from brayx.console.documents import Document
+from brayx.jobs.progress import lost_of
+
+_FAILING, _LOSING = 0.5, 0.05
+"""Lost shares of the newest games from which a job fails, and from which it loses games."""
+_BEGINS_S = 30.0
+"""Time that the first games may take."""
+_JUDGED_S = 120.0
+"""A return that does not rise counts as stalled only after this time."""
+_FEW_POINTS = 12
+_RISE = 0.02
+"""Least rise of a return that counts, as a share of the curve's range."""
+
+State = Literal["none", "starting", "learning", "stalled", "losing", "failing", "reached", "leading", "serving", "idle"]
+Curve = Sequence[tuple[float, float]]
+
+CONTINUES = "Mend the code at the place that the error names, and run the same command again: the training continues."
+RESTARTS = "Mend the code at the place that the error names, and start the service again."
+PROCESS = "The game's process ends by itself: run its command by hand, and read what it prints."
+WATCH = "Watch the newest failed game under Recordings, and read the game's own log."
+CONNECT = "Start a game that connects to one of the doors below."
+REFUSED = "The game sends something else than the job expects. The error's code is explained in docs/protocol.md."
+STALLED = "If the return can still rise: watch a recording, and read docs/learning.md. If not, stop the training."
+ADVICE = (CONTINUES, RESTARTS, PROCESS, WATCH, CONNECT, REFUSED, STALLED)
+LOST = "{lost} of the last {total} games failed."
+UNHEARD = "No experience arrives, and {refused} requests were refused, most of them with the code {code}."
+NO_GAME = "No game plays, so there is nothing to learn from."
+BEGINS = "The first games are being played."
+REACHED = "The return has reached its target."
+LEVEL = "The return has not risen for {steps} env steps."
+ROSE = "The return rose by {rise} in the last {steps} env steps."
+FELL = "The return fell by {fall} in the last {steps} env steps."
+LEADS = "{leader} leads with {points} points."
+SERVES = "{sessions} players, {ticks_per_s} ticks/s; half of the answers take {p50} ms, 99 % at most {p99} ms."
+IDLE = "Nobody plays now."
+NO_JOB = "No job is running here."
+REASONS = (LOST, UNHEARD, NO_GAME, BEGINS, REACHED, LEVEL, ROSE, FELL, LEADS, SERVES, IDLE, NO_JOB)
+
+
+class VerdictDocument(Document):
+    """The verdict on a job."""
+
+    state: State
+    reason: str
+    """A sentence; words in braces, such as ``{steps}``, stand for `values`."""
+    values: dict[str, float | str] = {}
+    advice: str = ""
+    """What to do; empty: nothing."""
+    cause: str = ""
+    """The newest error; empty: there is none."""
+    share: float | None = None
+    """Share of the training that is done, from 0 to 1; null: unknown."""
+    left_s: float | None = None
+    """Seconds until the training ends at the present rate; null: unknown."""
+
+
+def verdict_of_training(
+    numbers: dict[str, float],
+    errors: Sequence[str],
+    curve: Curve,
+    *,
+    up_s: float,
+    sessions: int,
+    num_steps: int | None,
+    target: float | None,
+) -> VerdictDocument:
+    """The verdict on a training.
+
+    Args:
+        numbers, errors: as in `brayx.console.overview.JobDocument`.
+        curve: ``(env steps, mean return)``.
+        up_s: seconds since it began.
+        sessions: running sessions.
+        num_steps: env steps at which it ends; None: unknown.
+        target: return at which it ends; None: it has none.
+    """
+    steps, rate = numbers.get("env_steps", 0.0), numbers.get("env_steps_per_s", 0.0)
+    share = min(steps / num_steps, 1.0) if num_steps else None
+    left_s = max(num_steps - steps, 0.0) / rate if num_steps and rate else None
+    lost = _lost(numbers, errors, CONTINUES)
+    verdict = lost if lost is not None and lost.state == "failing" else None
+    verdict = verdict or _unfed(numbers, up_s, sessions) or lost or _leader(numbers)
+    verdict = verdict or _trend(numbers, curve, up_s, target)
+    return verdict.model_copy(update={"share": share, "left_s": left_s})
+
+
+def verdict_of_service(numbers: dict[str, float], errors: Sequence[str], sessions: int) -> VerdictDocument:
+    """The verdict on a service; arguments as for `verdict_of_training`."""
+    lost = _lost(numbers, errors, RESTARTS)
+    if lost is not None:
+        return lost
+    if not sessions:
+        return VerdictDocument(state="idle", reason=IDLE)
+    milliseconds = {name: numbers.get(f"tick_seconds.{name}", math.nan) * 1e3 for name in ("p50", "p99")}
+    if any(map(math.isnan, milliseconds.values())):
+        return VerdictDocument(state="serving", reason=BEGINS)
+    values = {"sessions": sessions, "ticks_per_s": round(numbers.get("ticks_per_s", 0.0)), **milliseconds}
+    return VerdictDocument(state="serving", reason=SERVES, values=values)
+
+
+def _lost(numbers: dict[str, float], errors: Sequence[str], mend: str) -> VerdictDocument | None:
+    """Games that fail; None: hardly any."""
+    lost, total = next((lost, total) for what, lost, total in lost_of(numbers) if what == "games")
+    share = lost / total if total else float(bool(numbers.get("gamecores_failed") and not numbers.get("games")))
+    if share < _LOSING:
+        return None
+    cause = next(iter(errors), "")
+    places = {name.partition(".")[2] for name in numbers if name.startswith("agent_errors.")}
+    advice = mend if places else PROCESS if numbers.get("gamecores_failed") else WATCH
+    values = {"lost": lost, "total": total}
+    state: State = "failing" if share >= _FAILING else "losing"
+    return VerdictDocument(state=state, reason=LOST, values=values, advice=advice, cause=cause)
+
+
+def _unfed(numbers: dict[str, float], up_s: float, sessions: int) -> VerdictDocument | None:
+    """A training that gets no experience; None: it gets some."""
+    if up_s < _BEGINS_S or numbers.get("env_steps_per_s") or (sessions and numbers.get("env_steps")):
+        return None
+    refusals = {
+        name.partition(".")[2]: count for name, count in numbers.items() if name.startswith("requests_refused.")
+    }
+    if any(refusals.values()):
+        most = max(refusals, key=lambda code: refusals[code])
+        values: dict[str, float | str] = {"refused": sum(refusals.values()), "code": most}
+        return VerdictDocument(state="failing", reason=UNHEARD, values=values, advice=REFUSED)
+    if sessions or numbers.get("rollout_workers"):
+        return None
+    return VerdictDocument(state="stalled", reason=NO_GAME, advice=CONNECT)
+
+
+def _leader(numbers: dict[str, float]) -> VerdictDocument | None:
+    """Who leads a league; None: it is none, or has no ratings yet."""
+    points = {name.partition(".")[2]: value for name, value in numbers.items() if name.startswith("league_points.")}
+    if not points:
+        return None
+    leader = max(points, key=lambda player: points[player])
+    return VerdictDocument(state="leading", reason=LEADS, values={"leader": leader, "points": round(points[leader])})
+
+
+def _trend(numbers: dict[str, float], curve: Curve, up_s: float, target: float | None) -> VerdictDocument:
+    mean = numbers.get("episode_return.last100", math.nan)
+    if target is not None and mean >= target:
+        return VerdictDocument(state="reached", reason=REACHED)
+    if len(curve) < 2:
+        return VerdictDocument(state="starting", reason=BEGINS)
+    (first, _), (last, newest) = curve[0], curve[-1]
+    early = [value for step, value in curve if step <= first + (last - first) * 2 / 3]
+    late = [value for step, value in curve if step > first + (last - first) * 2 / 3]
+    best, least_rise = max(early), _RISE * (max(*early, *late) - min(*early, *late))
+    if len(curve) >= _FEW_POINTS and up_s >= _JUDGED_S and max(late) <= best + least_rise:
+        peak = next(step for step, value in curve if value >= best - least_rise)
+        return VerdictDocument(state="stalled", reason=LEVEL, values={"steps": last - peak}, advice=STALLED)
+    since, before = next(point for point in reversed(curve) if point[0] <= last - (last - first) / 10)
+    values = {"rise": newest - before, "fall": before - newest, "steps": last - since}
+    return VerdictDocument(state="learning", reason=ROSE if newest >= before else FELL, values=values)

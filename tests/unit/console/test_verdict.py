@@ -1,0 +1,105 @@
+"""The verdict on a job, from its numbers and its curve."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from brayx.console import verdict
+from brayx.console.verdict import VerdictDocument, verdict_of_service, verdict_of_training
+
+PLAYED = {"env_steps": 50_000.0, "env_steps_per_s": 1_000.0, "games": 500.0, "games_in_window": 100.0}
+RISING = [(1000.0 * n, 10.0 * n) for n in range(1, 51)]
+FAILED = {"games_in_window": 0.0, "games_failed_in_window": 40.0, "agent_errors.on_tick": 40.0}
+
+
+def judged(numbers: dict[str, float], curve: list[tuple[float, float]], **changed: Any) -> VerdictDocument:
+    options: dict[str, Any] = {"up_s": 300.0, "sessions": 8, "num_steps": 100_000, "target": None}
+    errors = changed.pop("errors", [])
+    return verdict_of_training(numbers, errors, curve, **options | changed)
+
+
+def test_a_rising_return_is_learning_with_its_share_and_the_time_left() -> None:
+    learning = judged(PLAYED, RISING)
+    assert (learning.state, learning.share, learning.left_s) == ("learning", 0.5, 50.0)
+    assert (learning.reason, learning.values["rise"], learning.values["steps"]) == (verdict.ROSE, 50.0, 5000.0)
+    assert learning.advice == ""
+
+
+def test_a_return_below_that_of_a_while_ago_has_fallen() -> None:
+    falling = judged(PLAYED, [*RISING[:-5], *((step, value - 60.0) for step, value in RISING[-5:])])
+    assert (falling.state, falling.reason) == ("learning", verdict.FELL)
+    assert falling.values["fall"] == pytest.approx(10.0)
+
+
+def test_a_return_that_stays_level_is_stalled_but_not_at_once() -> None:
+    level = [*RISING, *((50_000.0 + 1000 * n, 500.0 + (n % 3)) for n in range(1, 101))]
+    stalled = judged(PLAYED, level)
+    assert (stalled.state, stalled.reason, stalled.advice) == ("stalled", verdict.LEVEL, verdict.STALLED)
+    assert stalled.values["steps"] == pytest.approx(100_000, rel=0.05)
+    assert judged(PLAYED, level, up_s=10.0).state == "learning", "too early to say"
+    assert judged(PLAYED, [(1.0, 0.0), (2.0, 0.0)]).state == "learning"
+
+
+def test_a_target_that_is_reached_and_games_that_have_just_begun() -> None:
+    reached = judged(PLAYED | {"episode_return.last100": 480.0}, RISING, target=475.0)
+    assert (reached.state, reached.reason) == ("reached", verdict.REACHED)
+    assert judged({"env_steps": 10.0, "env_steps_per_s": 5.0}, [], up_s=3.0).state == "starting"
+
+
+def test_failing_games_come_before_everything_else() -> None:
+    failing = judged(PLAYED | FAILED, RISING, errors=["40 errors in on_tick; the newest: KeyError"], target=1.0)
+    assert (failing.state, failing.reason, failing.advice) == ("failing", verdict.LOST, verdict.CONTINUES)
+    assert (failing.cause, failing.values) == ("40 errors in on_tick; the newest: KeyError", {"lost": 40, "total": 40})
+    few = judged(PLAYED | {"games_failed_in_window": 10.0}, RISING)
+    assert (few.state, few.advice) == ("losing", verdict.WATCH)
+    assert judged(PLAYED | {"games_failed_in_window": 1.0}, RISING).state == "learning"
+    crashed = judged({"gamecores_failed": 3.0}, [])
+    assert (crashed.state, crashed.advice) == ("failing", verdict.PROCESS)
+
+
+def test_games_that_failed_because_of_load_are_not_lost() -> None:
+    full = {"games_failed_in_window": 40.0, "games_overloaded_in_window": 40.0}
+    assert judged(PLAYED | full, RISING).state == "learning"
+
+
+def test_a_training_without_experience_says_why() -> None:
+    silent = judged({}, [], sessions=0)
+    assert (silent.state, silent.reason, silent.advice) == ("stalled", verdict.NO_GAME, verdict.CONNECT)
+    assert judged({}, [], sessions=0, up_s=5.0).state == "starting", "games may still be starting"
+    assert judged({"rollout_workers": 2.0}, [], sessions=0).state == "starting", "they need no door"
+    refused = judged({"requests_refused.bad_body": 7.0, "requests_refused.unauthorized": 2.0}, [], sessions=1)
+    assert (refused.state, refused.reason) == ("failing", verdict.UNHEARD)
+    assert refused.values == {"refused": 9.0, "code": "bad_body"}
+    assert judged(PLAYED | {"env_steps_per_s": 0.0}, RISING).state == "learning", "games play, and are long"
+
+
+def test_a_league_has_a_leader_and_no_return() -> None:
+    leading = judged(PLAYED | {"league_points.main": 1310.4, "league_points.exploiter": 1250.0}, [(0.0, 0.0)] * 50)
+    assert (leading.state, leading.reason) == ("leading", verdict.LEADS)
+    assert leading.values == {"leader": "main", "points": 1310}
+
+
+def test_a_service_serves_is_idle_or_fails() -> None:
+    numbers = {"ticks_per_s": 120.4, "tick_seconds.p50": 0.0005, "tick_seconds.p99": 0.002}
+    serving = verdict_of_service(numbers, [], 3)
+    assert (serving.state, serving.reason) == ("serving", verdict.SERVES)
+    assert serving.values == {"sessions": 3, "ticks_per_s": 120, "p50": 0.5, "p99": 2.0}
+    assert verdict_of_service({}, [], 1).state == "serving", "no tick yet"
+    assert verdict_of_service({}, [], 0).state == "idle"
+    failing = verdict_of_service(FAILED, ["why"], 3)
+    assert (failing.state, failing.advice, failing.cause) == ("failing", verdict.RESTARTS, "why")
+
+
+def test_each_reason_has_its_values() -> None:
+    league = {"league_points.main": 1.0}
+    refused = {"requests_refused.bad_body": 7.0}
+    served = {"ticks_per_s": 1.0, "tick_seconds.p50": 0.1, "tick_seconds.p99": 0.2}
+    verdicts = [judged(PLAYED, RISING), judged(PLAYED | FAILED, []), judged(refused, []), judged(league | PLAYED, [])]
+    verdicts.append(verdict_of_service(served, [], 1))
+    for made in verdicts:
+        assert made.reason in verdict.REASONS
+        assert set(re.findall(r"\{(\w+)\}", made.reason)) <= made.values.keys()
+        assert made.advice in ("", *verdict.ADVICE)

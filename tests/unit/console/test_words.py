@@ -1,0 +1,63 @@
+"""The page's texts in Chinese, and which language a browser asks for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brayx.console import verdict
+from brayx.console.page import frame
+from brayx.console.page.chinese import CHINESE
+from brayx.console.page.words import prefers_chinese
+
+PAGE = Path(frame.__file__).parent
+
+
+def texts(file: Path) -> Iterator[str]:
+    """The literal texts that a module of the page translates."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.Call(func=ast.Name(id="tr"), args=[ast.Constant(value=text)]):
+                yield str(text)
+
+
+def test_every_text_has_a_chinese_one_with_the_same_values() -> None:
+    used = {text for file in PAGE.glob("*.py") for text in texts(file)}
+    assert len(used) > 40, "they are found"
+    assert {*used, *verdict.REASONS, *verdict.ADVICE, *frame.PAGES} - CHINESE.keys() == set()
+    for english, chinese in CHINESE.items():
+        assert re.findall(r"[一-鿿]", chinese), english
+        assert sorted(re.findall(r"\{(\w+)\}", english)) == sorted(re.findall(r"\{(\w+)\}", chinese)), english
+
+
+def test_no_chinese_text_is_left_over() -> None:
+    """Each is a literal of the page or of the verdicts."""
+    literals = {
+        node.value
+        for file in (*PAGE.glob("*.py"), Path(verdict.__file__))
+        if file.name != "chinese.py"
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant)
+    }
+    states = {"running", "finished", "failed", "interrupted"}  # of trials
+    assert CHINESE.keys() - literals - states == set()
+
+
+@pytest.mark.parametrize(
+    ("header", "chinese"),
+    [
+        ("zh-CN,zh;q=0.9,en;q=0.8", True),
+        ("zh", True),
+        ("en-US,en;q=0.9,zh-CN;q=0.8", False),
+        ("de, zh-TW;q=0.7, en;q=0.3", True),
+        ("fr-FR", False),
+        ("", False),
+        ("zh;q=much,en", False),
+    ],
+)
+def test_the_browser_chooses_the_language(header: str, chinese: bool) -> None:
+    assert prefers_chinese(header) == chinese
