@@ -1,7 +1,7 @@
 """docker/kubernetes renders, and says of brayx what is true. Nothing here runs on Kubernetes.
 
-``BRAYX_KUBERAY`` names a folder with KubeRay's CRDs (``ray.io_rayservices.yaml`` and so on), against which resources
-are validated; without it that is left out.
+``BRAYX_KUBERAY`` names a folder with KubeRay's CRDs (``ray.io_rayservices.yaml`` and so on), and ``BRAYX_AGONES`` the
+``install.yaml`` of Agones, against which resources are validated; without them that is left out.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import yaml
 from brayx.actor.config import ActorConfig
 from brayx.cluster.serving import ServeArgs
 from brayx.commands.cli import parser
+from brayx.jobs.config import JobConfig
 from tests.unit.test_lock import lock
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "docker" / "kubernetes"
 OVERLAYS = sorted(path.name for path in (FOLDER / "overlays").iterdir())
 CRDS = os.environ.get("BRAYX_KUBERAY", "")
+AGONES = os.environ.get("BRAYX_AGONES", "")
 
 Resource = dict[str, Any]
 
@@ -55,6 +57,9 @@ def cluster(resource: Resource) -> Resource:
 
 
 def containers(resource: Resource) -> list[Resource]:
+    if resource["kind"] == "Fleet":
+        pod = resource["spec"]["template"]["spec"]["template"]["spec"]
+        return [*pod["initContainers"], *pod["containers"]]
     if resource["kind"] == "Deployment":
         groups = [resource["spec"]]
     else:
@@ -66,13 +71,13 @@ def containers(resource: Resource) -> list[Resource]:
 def test_an_overlay_has_what_its_containers_name(rendered: dict[str, list[Resource]], overlay: str) -> None:
     resources = rendered[overlay]
     maps = {resource["metadata"]["name"] for resource in of_kind(resources, "ConfigMap")}
-    workloads = of_kind(resources, "RayService", "RayJob", "Deployment")
+    workloads = of_kind(resources, "RayService", "RayJob", "Deployment", "Fleet")
     assert workloads
     for resource in resources:
         assert resource["metadata"]["namespace"] == "brayx"
     for workload in workloads:
         for container in containers(workload):
-            assert {source["configMapRef"]["name"] for source in container["envFrom"]} <= maps
+            assert {source["configMapRef"]["name"] for source in container.get("envFrom", ())} <= maps
             assert not container["securityContext"]["allowPrivilegeEscalation"]
             assert container["resources"]["limits"]["memory"]
 
@@ -111,6 +116,23 @@ def test_the_console_is_a_command_of_ours(rendered: dict[str, list[Resource]]) -
     assert parser([words[0]]).parse_args(words).port == container["ports"][0]["containerPort"]
 
 
+def test_a_game_server_has_a_brayx_that_it_finds(rendered: dict[str, list[Resource]]) -> None:
+    (fleet,) = of_kind(rendered["agones"], "Fleet")
+    brayx, game = containers(fleet)
+    command, *words = brayx["command"]
+    assert command == "brayx"
+    path = Path(parser([words[0]]).parse_args(words).config)
+    actor = JobConfig.load(ROOT / path.relative_to("/brayx")).actors["actor"]
+    assert game["env"] == [{"name": "BRAYX_URL", "value": f"tcp://{actor.native_host}:{actor.tcp_port}"}]
+    assert f"http://{actor.host}:{actor.port}/" in brayx["startupProbe"]["exec"]["command"][-1]
+    assert brayx["restartPolicy"] == "Always", "a sidecar: it starts before the game and ends after it"
+    spec = fleet["spec"]["template"]["spec"]
+    assert spec["container"] == game["name"]
+    assert spec["template"]["spec"]["terminationGracePeriodSeconds"] > actor.drain_timeout_s
+    (autoscaler,) = of_kind(rendered["agones"], "FleetAutoscaler")
+    assert autoscaler["spec"]["fleetName"] == fleet["metadata"]["name"]
+
+
 def test_ray_is_the_locked_one_and_its_settings_are_the_image_s(rendered: dict[str, list[Resource]]) -> None:
     for overlay in ("serve", "train", "league"):
         for resource in of_kind(rendered[overlay], "RayService", "RayJob"):
@@ -125,6 +147,21 @@ def test_kuberay_takes_the_resources(rendered: dict[str, list[Resource]], overla
         crd = yaml.load((Path(CRDS) / f"ray.io_{resource['kind'].lower()}s.yaml").read_text(), yaml.CSafeLoader)
         (schema,) = [version["schema"] for version in crd["spec"]["versions"] if version["name"] == "v1"]
         jsonschema.validate(resource["spec"], _closed(schema["openAPIV3Schema"]["properties"]["spec"]))
+
+
+@pytest.mark.skipif(not AGONES, reason="BRAYX_AGONES does not name Agones' install.yaml")
+def test_agones_takes_the_resources(rendered: dict[str, list[Resource]]) -> None:
+    documents = yaml.load_all(Path(AGONES).read_text(), yaml.CSafeLoader)
+    crds = {crd["spec"]["names"]["kind"]: crd for crd in documents if crd and crd["kind"] == "CustomResourceDefinition"}
+    resources = of_kind(rendered["agones"], "Fleet", "FleetAutoscaler")
+    assert len(resources) == 2
+    for resource in resources:
+        version = resource["apiVersion"].rpartition("/")[2]
+        (schema,) = [part["schema"] for part in crds[resource["kind"]]["spec"]["versions"] if part["name"] == version]
+        of_spec = _closed(schema["openAPIV3Schema"]["properties"]["spec"])
+        jsonschema.Draft4Validator(of_spec).validate(
+            resource["spec"]
+        )  # OpenAPI's `exclusiveMinimum` is that of draft 4
 
 
 def _closed(schema: Any) -> Any:
