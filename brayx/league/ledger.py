@@ -243,7 +243,10 @@ class Ledger:
     def _check_format(self) -> None:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version != _FORMAT:
-            raise LeagueError(f"books {self._path}: format is {version}, expected {_FORMAT}", path=self._path)
+            raise LeagueError(
+                f"books {self._path}: format is {version}, expected {_FORMAT}: another version of brayx wrote them",
+                path=self._path,
+            )
 
     def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         try:

@@ -159,7 +159,8 @@ class Chunk:
             self._file = pq.ParquetFile(file)
             about = json.loads((self._file.metadata.metadata or {})[_KEY.encode()])
             if about["format"] not in (1, _FORMAT):
-                raise BadRecording(f"{name} has format {about['format']!r}, expected 1 or {_FORMAT}", file=name)
+                wrong = f"{name} has format {about['format']!r:.40}, expected 1 or {_FORMAT}"
+                raise BadRecording(f"{wrong}: another version of brayx wrote it", file=name)
             parts = about["parts"]
             if about["format"] == 1:  # one object for each part
                 parts = columns_of_parts([SessionPart(**part) for part in parts])

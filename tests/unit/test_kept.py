@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 
-from brayx.errors import BadBody, LeagueError, TrackingError
+from brayx.errors import BadBody, BadRecording, LeagueError, TrackingError
 from brayx.gamecore.contract import Contract
 from brayx.league.ledger import Ledger
 from brayx.league.payoff import Pair
@@ -70,5 +71,10 @@ def test_later_formats_are_refused_in_words(kept: Path) -> None:
     books.close()
     with pytest.raises(LeagueError, match="format is 99"):
         Ledger(kept / "league.db")
+    (chunk,) = (kept / "recordings").glob("*.parquet")
+    about = {**json.loads(pq.read_metadata(chunk).metadata[b"brayx.recording"]), "format": 99}
+    pq.write_table(pq.read_table(chunk).replace_schema_metadata({b"brayx.recording": json.dumps(about)}), chunk)
+    with pytest.raises(BadRecording, match="format 99"):
+        open_recordings(str(chunk))
     with pytest.raises(BadBody, match="contract is 99"):
         Contract.parse({**CONTRACT, "contract": 99})

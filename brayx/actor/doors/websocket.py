@@ -14,7 +14,7 @@ import asyncio
 import contextlib
 import uuid
 from collections import deque
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -93,6 +93,15 @@ def fields_of(headers: Mapping[str, str], query: bytes) -> dict[str, str]:
     return {name: fields.get(name, "") for name in _FIELDS}
 
 
+def _check_subprotocols(offered: Iterable[str]) -> None:
+    """Raises `ProtocolError` for an envelope of another version alone: its messages would pass for bare ticks."""
+    ours = [name for name in offered if name.startswith(WS_SUBPROTOCOL.partition(".")[0] + ".")]
+    if ours and WS_SUBPROTOCOL not in ours:
+        raise ProtocolError(
+            f"the subprotocol is {ours[0]!r:.40}, expected {WS_SUBPROTOCOL!r} or none", field="subprotocol"
+        )
+
+
 class _Closed(Exception):
     """The door has closed the connection; nothing more is read from it."""
 
@@ -137,6 +146,7 @@ class _Connection:
             session = self._fields["session"] = self._fields["session"] or uuid.uuid4().hex
             check_session(session)
             check_headers(self._scope)
+            _check_subprotocols(self._scope.get("subprotocols", ()))
             check_credentials(*(self._fields[name] for name in ("key", "time", "token", "opponent")))
             self._numbers = parse_seq(self._fields["seq"])
             self._record = parse_record(self._fields["record"])

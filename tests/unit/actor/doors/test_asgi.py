@@ -196,6 +196,20 @@ def test_a_bad_session_id_is_refused_and_not_echoed(
     assert table.sessions == []
 
 
+def test_an_envelope_of_another_version_is_refused(service: tuple[TableService, str]) -> None:
+    table, address = service
+    with connect(f"ws://{address}/session", subprotocols=[Subprotocol("brayx.v99")]) as connection:
+        error = json.loads(connection.recv(timeout=WAIT_S))
+        assert error["error"] == "bad_request"
+        assert "'brayx.v99', expected 'brayx.v1'" in error["message"]
+        assert closing(connection)[0] == 4400
+    with connect(
+        f"ws://{address}/session", subprotocols=[Subprotocol("brayx.v99"), Subprotocol("brayx.v1")]
+    ) as connection:
+        assert connection.subprotocol == "brayx.v1"
+    assert table.sessions == []
+
+
 @pytest.fixture
 def impatient() -> Iterator[tuple[TableService, str]]:
     service = TableService()
