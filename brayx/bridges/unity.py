@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import socket
 import sys
 import threading
 import time
@@ -309,8 +310,9 @@ def _serve(port: UnityPort, number: int) -> tuple[Any, int]:
         maximum_concurrent_rpcs=8,
     )
     try:
+        socket.create_server(("127.0.0.1", number)).close()  # gRPC writes a line of its own about a taken port
         taken: int = server.add_insecure_port(f"127.0.0.1:{number}")
-    except RuntimeError:
+    except (OSError, RuntimeError):
         raise ConfigError(
             f"port {number} is taken: does mlagents-learn, or another training, wait for Unity? Stop it; or give "
             "--listen PORT, and start the game with --mlagents-port PORT",

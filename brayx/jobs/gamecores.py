@@ -7,6 +7,7 @@ progress display, and the output files of games that fail.
 from __future__ import annotations
 
 import contextlib
+import re
 import shlex
 import subprocess
 import threading
@@ -29,6 +30,11 @@ _LONGEST_LINE = 500
 _LOOK_S = 0.2
 _MOST_ERRORS = 100
 """Maximum number of different errors that are shown with the last lines of output."""
+_AGAIN_S = 60.0
+"""Time after which a line of brayx's own gamecores is said again; lines that differ in numbers alone are the same."""
+_OURS = re.compile(r"gamecore \d+: ")
+"""Begins the lines of brayx's own gamecores and bridges (`brayx.gamecore.games.say`)."""
+_NUMBER = re.compile(r"\d+")
 
 
 @dataclass
@@ -49,7 +55,8 @@ class Gamecores:
         urls: URL of each door by name, for the placeholders of the commands, see `filled`.
         folder: working directory of the processes.
         failed: called with a line for each process that ended with a non-zero status, or could not be restarted.
-        say: called once for each different error, with such a line and the last lines of the process's output.
+        say: called once for each different error, with such a line and the last lines of the process's output; and for
+            the lines of brayx's own gamecores, which say little.
 
     Attributes:
         restarts: number of restarts of processes that had ended by themselves.
@@ -74,6 +81,7 @@ class Gamecores:
         self._guard = GamecoreGuard()
         self._outputs = contextlib.ExitStack()
         self._seen: set[str] = set()
+        self._said_at: dict[str, float] = {}
         self._urls = sorted(urls.values(), key=len, reverse=True)
         self._failed, self._say = failed, say
         self._stopping = threading.Event()
@@ -163,7 +171,20 @@ class Gamecores:
             game.times.not_started(now)
 
     def _read(self, game: _GameProcess) -> None:
-        self.messages.extend(line[:_LONGEST_LINE] for line in game.output.newest())
+        for line in game.output.newest():
+            self.messages.append(line[:_LONGEST_LINE])
+            if says_itself(line):
+                self._say_again(line[:_LONGEST_LINE])
+
+    def _say_again(self, line: str) -> None:
+        """Says a line, unless it was said a short while ago."""
+        same, now = _NUMBER.sub("", line), time.monotonic()
+        if now - self._said_at.get(same, -_AGAIN_S) < _AGAIN_S:
+            return
+        if len(self._said_at) >= _MOST_ERRORS:
+            self._said_at.clear()
+        self._said_at[same] = now
+        self._say(line)
 
     def _fail(self, line: str, error: str, last: Sequence[str] = ()) -> None:
         self.failures += 1
@@ -189,6 +210,11 @@ class Gamecores:
         else:
             self.messages.append(line)
         game.process = None
+
+
+def says_itself(line: str) -> bool:
+    """Whether a line of a gamecore's output is on the screen without its reader's doing."""
+    return _OURS.match(line) is not None
 
 
 def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> list[str]:

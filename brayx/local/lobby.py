@@ -27,7 +27,7 @@ from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.protocol import StepRequest
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contract_model import check_parameters
-from brayx.jobs.gamecores import Gamecores
+from brayx.jobs.gamecores import Gamecores, says_itself
 from brayx.jobs.watching import Absence
 from brayx.logs import one_line
 from brayx.metrics import Recorder
@@ -130,7 +130,8 @@ class Lobby:
             now = time.monotonic()
             if self.games.messages and self.games.messages[-1] != last:
                 last = self.games.messages[-1]
-                self.say(last)
+                if not says_itself(last):
+                    self.say(last)
             if hint := absence.hint({}):
                 self.say(f"{hint}; {waiting}{last and '; '}{last}")
             if self.games.failures != failures:

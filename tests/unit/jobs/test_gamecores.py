@@ -56,6 +56,24 @@ def test_a_game_that_dies_is_started_again_and_its_last_words_are_kept(tmp_path:
         assert "the door is shut" in running.messages
 
 
+def test_lines_of_brayxs_own_gamecores_are_said_and_the_same_not_again(tmp_path: Path) -> None:
+    program = """
+import time
+for line in ("gamecore 7: the game was refused: agent 1", "gamecore 7: the game was refused: agent 23", "hello"):
+    print(line, flush=True)
+print("gamecore 8: the game has left", flush=True)
+time.sleep(600)
+"""
+    said: list[str] = []
+    script = tmp_path / "game.py"
+    script.write_text(program)
+    config = GamecoreConfig(command=f"{sys.executable} {script}")
+    with Gamecores([config], URLS, tmp_path, say=said.append) as running:
+        until(lambda: len(running.messages) == 4, "all lines have come")
+        until(lambda: len(said) == 2, "those of brayx's own are said")
+    assert said == ["gamecore 7: the game was refused: agent 1", "gamecore 8: the game has left"]
+
+
 def test_a_crashed_games_error_last_lines_and_output_file_are_shown_once(tmp_path: Path) -> None:
     program = """
 import sys
