@@ -36,6 +36,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from rich.console import Console
 
 from benchmarks import tables
@@ -43,6 +44,9 @@ from benchmarks.sb3 import FILE, INSTALL, STAMPED
 from benchmarks.servers import TEMPLATE
 from benchmarks.tables import Cell, Table, each, machine, median, median_ratio, show
 from benchmarks.train import Outcome, Point, outcome, points_of, run_process, run_sb3
+from brayx.gamecore.contract import Contract
+from brayx.gamecore.contract_rows import RowBodies
+from brayx.gamecore.protocol import StepKind, StepRequest
 
 BRAYX = "brayx"
 PEERS = {"godot": "godot_rl, Stable-Baselines3", "unity": "mlagents-learn", "cartpole": "Stable-Baselines3, no door"}
@@ -180,43 +184,63 @@ _TICK, _PUSH, _TERMINATED, _TRUNCATED = struct.Struct("<fB4f"), struct.Struct("<
 
 
 def play_cartpole(url: str, games: int, seed: int) -> None:
-    """Plays by contract until the service ends: each episode a session, all on one connection."""
+    """Plays by contract until the service ends: several games as the rows of one session, one with a session for each
+    episode."""
     import gymnasium
 
     from brayx.errors import BrayxError
-    from brayx.gamecore.protocol import StepKind, StepRequest
     from brayx.gamecore.transports.base import Endpoint
     from brayx.gamecore.transports.tcp import TcpSessions
 
-    envs = {}
+    envs = [gymnasium.make(STAMPED, disable_env_checker=True) for _ in range(games)]
     with contextlib.suppress(BrayxError), TcpSessions(Endpoint.parse(url), _START_S) as sessions:
+        if games > 1:
+            _play_rows(sessions, envs, seed)
+        else:
+            _play_episodes(sessions, envs[0], seed)
 
-        def start(env: Any, seed: int | None = None) -> None:
-            session = uuid.uuid4().hex
-            obs, _ = env.reset(seed=seed)
-            envs[session] = env, obs
-            sessions.submit(StepRequest(StepKind.START, session, json.dumps(CONTRACT).encode()))
 
-        for index in range(games):
-            start(gymnasium.make(STAMPED, disable_env_checker=True), seed + index)
-        while True:
-            for session, reply in sessions.exchange():
-                if isinstance(reply, BrayxError):
-                    return
-                if session not in envs:  # its stop
-                    continue
-                env, obs = envs[session]
-                if obs is not None:  # its start
-                    sessions.submit(StepRequest(StepKind.TICK, session, _TICK.pack(0.0, 0, *obs)))
-                    envs[session] = env, None
-                    continue
-                obs, reward, terminated, truncated, _ = env.step(_PUSH.unpack(reply)[0])
-                flags = _TERMINATED * terminated + _TRUNCATED * truncated
-                kind = StepKind.STOP if flags else StepKind.TICK
-                sessions.submit(StepRequest(kind, session, _TICK.pack(reward, flags, *obs)))
-                if flags:
-                    del envs[session]
-                    start(env)
+def _ask(sessions: Any, kind: StepKind, session: str, body: bytes) -> bytes:
+    """The reply to a request."""
+    sessions.submit(StepRequest(kind, session, body))
+    while True:
+        for answered, reply in sessions.exchange():
+            if not isinstance(reply, bytes):
+                raise reply
+            if answered == session:
+                return reply
+
+
+def _play_episodes(sessions: Any, env: Any, seed: int) -> None:
+    obs, _ = env.reset(seed=seed)
+    while True:
+        session = uuid.uuid4().hex
+        _ask(sessions, StepKind.START, session, json.dumps(CONTRACT).encode())
+        body, kind = _TICK.pack(0.0, 0, *obs), StepKind.TICK
+        while kind is StepKind.TICK:
+            (push,) = _PUSH.unpack(_ask(sessions, kind, session, body))
+            obs, reward, terminated, truncated, _ = env.step(push)
+            flags = _TERMINATED * terminated + _TRUNCATED * truncated
+            kind = StepKind.STOP if flags else StepKind.TICK
+            body = _TICK.pack(reward, flags, *obs)
+        sessions.submit(StepRequest(kind, session, body))  # with the next start
+        obs, _ = env.reset()
+
+
+def _play_rows(sessions: Any, envs: Sequence[Any], seed: int) -> None:
+    session, bodies = uuid.uuid4().hex, RowBodies(Contract.parse(CONTRACT))
+    _ask(sessions, StepKind.START, session, json.dumps({**CONTRACT, "rows": True}).encode())
+    rows = [(agent, env.reset(seed=seed + agent)[0], 0.0, False, False) for agent, env in enumerate(envs)]
+    while True:
+        agents, obs, rewards, terminated, truncated = zip(*rows, strict=True)
+        body = bodies.encode_rows(agents, np.stack(obs), rewards, terminated=terminated, truncated=truncated)
+        pushes = bodies.decode_reply(_ask(sessions, StepKind.TICK, session, body))["push"].tolist()
+        rows = []
+        for agent, (env, push) in enumerate(zip(envs, pushes, strict=True)):
+            seen, reward, has_ended, is_cut, _ = env.step(push)
+            rows.append((agent, seen, reward, has_ended, is_cut))
+            if has_ended or is_cut:
+                rows.append((agent, env.reset()[0], 0.0, False, False))
 
 
 def train_godot_rl(build: str, steps: int, seed: int, batch: int) -> None:

@@ -11,9 +11,9 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from brayx.bridges.clients import ClientSessions
 from brayx.errors import BadBody, BrayxError, ConfigError, DeadlineExceeded, ProtocolError
@@ -30,13 +30,11 @@ _LOOK_S = 0.5
 _CLOSE_S = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class AgentStep:
-    """What an engine says of one agent.
+class AgentStep(NamedTuple):
+    """What an engine says of one agent: a row of its session's tick. A tuple, since one is made for each row.
 
     Attributes:
         agent: number of the agent within its game, 0 or more.
-        contract: what it observes and does; one object for all agents of a session.
         obs: values by observation; those of an episode that was terminated do not matter, but have to be valid.
         reward: since its step before.
         mask: rows of 1 (allowed) and 0 by action; None: all choices are allowed.
@@ -45,12 +43,11 @@ class AgentStep:
     """
 
     agent: int
-    contract: Contract
     obs: Mapping[str, Any]
     reward: float = 0.0
     mask: Mapping[str, Any] | None = None
     ended: Literal["terminated", "truncated"] | None = None
-    info: Mapping[str, Any] = field(default_factory=dict)
+    info: Mapping[str, Any] = {}
 
 
 @dataclass(slots=True)
@@ -64,8 +61,8 @@ class _Session:
 
     id: str
     bodies: RowBodies
+    steps: list[AgentStep]
     kind: StepKind = StepKind.START
-    steps: list[AgentStep] = field(default_factory=list)
     body: bytes = b""
     repeats: int = 0
     agents: dict[int, list[float]] = field(default_factory=dict)
@@ -158,14 +155,17 @@ class EngineAgents:
         """Number of agents whose episodes go on."""
         return sum(len(session.agents) for session in self._sessions.values())
 
-    def exchange(self, steps: Iterable[AgentStep]) -> dict[int, dict[str, Any]]:
+    def exchange(self, steps: Iterable[tuple[Contract, list[AgentStep]]]) -> dict[int, dict[str, Any]]:
         """Sends a step of each of several agents, and returns the actions of those whose episodes go on.
 
         The first step of an agent begins an episode, so its reward counts for nothing. An agent's end may be followed
         by the first step of its next episode. A session that the service lost is followed by another, after a pause.
 
+        Args:
+            steps: by contract, of which each is one object for all calls.
+
         Returns:
-            actions by agent and name: a whole number from its ``start``, or a float32 array.
+            actions by agent and name: a whole number from its ``start``, or a list of numbers.
 
         Raises:
             BadBody: a step does not fit its contract, or the service refuses the contract; names the field.
@@ -199,12 +199,9 @@ class EngineAgents:
             for session_id, _ in self._connection.exchange(_LOOK_S):
                 self._waiting.pop(session_id, None)
 
-    def _exchange(self, steps: list[AgentStep]) -> dict[int, dict[str, Any]]:
-        of_contract: dict[int, list[AgentStep]] = {}
-        for step in steps:
-            of_contract.setdefault(id(step.contract), []).append(step)
-        for together in of_contract.values():
-            self._send(together)
+    def _exchange(self, steps: Sequence[tuple[Contract, list[AgentStep]]]) -> dict[int, dict[str, Any]]:
+        for contract, together in steps:
+            self._send(contract, together)
         actions: dict[int, dict[str, Any]] = {}
         while self._waiting:
             for session_id, reply in self._receive():
@@ -223,40 +220,39 @@ class EngineAgents:
         self._patience.reset()
         return actions
 
-    def _send(self, steps: list[AgentStep]) -> None:
-        """Sends the steps of agents with one contract."""
-        contract = steps[0].contract
+    def _send(self, contract: Contract, steps: list[AgentStep]) -> None:
+        """Sends the steps of agents with one contract, but not the end of an agent that has no episode here."""
         session = self._sessions.get(id(contract))
-        running = session.agents if session is not None else {}
-        ended: set[int] = set()
-        known: list[AgentStep] = []
-        for step in steps:
-            if step.ended is None or (step.agent in running and step.agent not in ended):
-                known.append(step)
-            if step.ended is not None:
-                ended.add(step.agent)
-        if not known:
+        if any(step.ended for step in steps):
+            running = set(session.agents) if session is not None else set()
+            given, steps = steps, []
+            for step in given:
+                if not step.ended or step.agent in running:
+                    steps.append(step)
+                (running.discard if step.ended else running.add)(step.agent)
+        if not steps:
             return
         if session is None:
-            session = self._sessions[id(contract)] = _Session(uuid.uuid4().hex, RowBodies(contract), steps=known)
+            session = self._sessions[id(contract)] = _Session(uuid.uuid4().hex, RowBodies(contract), steps)
             self._submit(session, StepKind.START, json.dumps({**contract.as_dict(), "rows": True}).encode())
         else:
-            session.steps = known
+            session.steps = steps
             self._tick(session)
 
     def _tick(self, session: _Session) -> None:
         """Sends the session's steps as rows, and counts them."""
-        body = _encoded(session)
-        agents = session.agents
-        for step in session.steps:
-            sums = agents.setdefault(step.agent, [0.0, -1])
-            if sums[1] >= 0:
-                sums[0] += step.reward
+        body, agents = _encoded(session), session.agents
+        for agent, _, reward, _, ended, _ in session.steps:
+            sums = agents.get(agent)
+            if sums is None:
+                agents[agent] = [0.0, 0]
+                continue
+            sums[0] += reward
             sums[1] += 1
-            if step.ended is not None:
-                del agents[step.agent]
+            if ended is not None:
+                del agents[agent]
                 self.episodes += 1
-                self._run.on_game(GameResult(sums[0], int(sums[1]), step.ended))
+                self._run.on_game(GameResult(sums[0], int(sums[1]), ended))
         self._submit(session, StepKind.TICK, body)
 
     def _submit(self, session: _Session, kind: StepKind, body: bytes) -> None:
@@ -300,7 +296,7 @@ class EngineAgents:
             del self._sessions[id(session.bodies.contract)]
             self.broken_off += len(session.agents)
             self._patience.after(error, self._run.should_stop)
-            self._send([step for step in session.steps if step.ended is None])
+            self._send(session.bodies.contract, [step for step in session.steps if step.ended is None])
 
     def _disconnect(self) -> None:
         self.broken_off += len(self)
@@ -325,15 +321,14 @@ def _connected(run: GamesRun[GameResult]) -> TcpSessions | ClientSessions:
     return ClientSessions(run, START_S)
 
 
-def _actions(session: _Session, reply: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
+def _actions(session: _Session, reply: bytes) -> dict[int, dict[str, Any]]:
     """The actions of a session's agents, from the reply to its tick."""
-    columns = session.bodies.decode_reply(reply)
-    rows = {name: column.tolist() if column.ndim == 1 else column for name, column in columns.items()}
+    columns = {name: column.tolist() for name, column in session.bodies.decode_reply(reply).items()}
     acting = [step.agent for step in session.steps if step.ended is None]
-    if any(len(column) != len(acting) for column in rows.values()):
-        raise ProtocolError(f"the reply has actions of {len(next(iter(rows.values())))} rows, expected {len(acting)}")
-    for row, agent in enumerate(acting):
-        yield agent, {name: column[row] for name, column in rows.items()}
+    if any(len(column) != len(acting) for column in columns.values()):
+        raise ProtocolError(f"the reply has not the actions of {len(acting)} agents", agents=len(acting))
+    rows = zip(*columns.values(), strict=True)
+    return {agent: dict(zip(columns, row, strict=True)) for agent, row in zip(acting, rows, strict=True)}
 
 
 def _encoded(session: _Session) -> bytes:
@@ -342,39 +337,41 @@ def _encoded(session: _Session) -> bytes:
     Raises:
         BadBody: a value does not fit the contract; names the agent and the field.
     """
-    steps, bodies = session.steps, session.bodies
+    bodies = session.bodies
     contract = bodies.contract
     names = {spec.name for spec in contract.observations}
-    masks = None
-    if any(step.mask is not None for step in steps):
-        masks = {part.name: [_mask(step, part) for step in steps] for part in contract.discrete if part.mask}
-    infos = [dict(step.info) for step in steps]
+    agents, seen, rewards, masks, ends, infos = zip(*session.steps, strict=True)
+    choices = None
+    if any(mask is not None for mask in masks):
+        choices = {part.name: [_choices(mask, part) for mask in masks] for part in contract.discrete if part.mask}
+    ended: dict[str, Any] = {}
+    if any(ends):
+        ended = {name: [end == name for end in ends] for name in ("terminated", "truncated")}
     try:
-        if any(step.obs.keys() != names for step in steps):
-            _refuse(contract, steps)
+        if any(obs.keys() != names for obs in seen):
+            _check(session)
         return bodies.encode_rows(
-            [step.agent for step in steps],
-            {name: [step.obs[name] for step in steps] for name in names},
-            [step.reward for step in steps],
-            mask=masks,
-            terminated=[step.ended == "terminated" for step in steps],
-            truncated=[step.ended == "truncated" for step in steps],
-            extras={"info": infos} if any(infos) else None,
+            agents,
+            {name: [obs[name] for obs in seen] for name in names},
+            list(rewards),
+            mask=choices,
+            extras={"info": [*map(dict, infos)]} if any(infos) else None,
+            **ended,
         )
     except BadBody:
-        _refuse(contract, steps)
+        _check(session)
         raise
 
 
-def _mask(step: AgentStep, part: ActionPart) -> Any:
-    mask = None if step.mask is None else step.mask.get(part.name)
-    return [1] * part.size if mask is None else mask
+def _choices(mask: Mapping[str, Any] | None, part: ActionPart) -> Any:
+    choices = None if mask is None else mask.get(part.name)
+    return [1] * part.size if choices is None else choices
 
 
-def _refuse(contract: Contract, steps: Iterable[AgentStep]) -> None:
-    """Raises the error of the first step that does not fit, if there is one."""
-    bodies = ContractBodies(contract)
-    for step in steps:
+def _check(session: _Session) -> None:
+    """Raises the error of the first step that does not fit the contract, if there is one."""
+    bodies = ContractBodies(session.bodies.contract)
+    for step in session.steps:
         try:
             bodies.encode_tick(step.obs, step.reward, mask=step.mask, extras={"info": dict(step.info)})
         except BadBody as error:

@@ -18,7 +18,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from brayx.bridges.builds import Builds, add_options, words_of
@@ -128,11 +128,13 @@ class GodotBridge:
             if actions is None:
                 return None
             last = step.obs
-            step = game.act([_plain(actions[agent]) for agent in range(len(contracts))])
+            step = game.act([actions[agent] for agent in range(len(contracts))])
             steps += step is not None
         return self._say_left(name, steps)
 
-    def _exchange(self, agents: EngineAgents, steps: Iterable[AgentStep]) -> dict[Any, dict[str, Any]] | None:
+    def _exchange(
+        self, agents: EngineAgents, steps: Iterable[tuple[Contract, list[AgentStep]]]
+    ) -> dict[int, dict[str, Any]] | None:
         """The agents' actions; None if the bridge ends."""
         try:
             return None if self._run.is_over() else agents.exchange(steps)
@@ -150,21 +152,23 @@ class GodotBridge:
 
     def _steps(
         self, step: GodotStep, contracts: Sequence[Contract], lengths: list[int], last: Sequence[Mapping[str, Any]]
-    ) -> Iterator[AgentStep]:
-        """What each agent's session gets: the end of an episode that is done, and what the agent observes now.
+    ) -> list[tuple[Contract, list[AgentStep]]]:
+        """What the agents' sessions get: the end of an episode that is done, and what the agent observes now.
 
         What an agent observed at an end is not known, since ``step`` may show its next episode. So the value after a
         cut is that of what it observed before, ``last``.
         """
+        steps: dict[int, tuple[Contract, list[AgentStep]]] = {id(contract): (contract, []) for contract in contracts}
         for agent, contract in enumerate(contracts):
-            reward, info = step.rewards[agent], step.infos[agent]
+            reward, info, of_contract = step.rewards[agent], step.infos[agent], steps[id(contract)][1]
             if step.dones[agent]:
                 is_cut = step.truncated[agent] or (self._time_limit is not None and lengths[agent] >= self._time_limit)
                 ended: Literal["terminated", "truncated"] = "truncated" if is_cut else "terminated"
-                yield AgentStep(agent, contract, last[agent], reward, ended=ended, info=info)
+                of_contract.append(AgentStep(agent, last[agent], reward, ended=ended, info=info))
                 lengths[agent], reward, info = 0, 0.0, {}
-            yield AgentStep(agent, contract, step.obs[agent], reward, info=info)
+            of_contract.append(AgentStep(agent, step.obs[agent], reward, info=info))
             lengths[agent] += 1
+        return [*steps.values()]
 
 
 def run_games(
@@ -216,10 +220,6 @@ def run_games(
         time_limit=time_limit,
         game_timeout_s=game_timeout_s,
     ).play()
-
-
-def _plain(action: dict[str, Any]) -> dict[str, Any]:
-    return {name: value if isinstance(value, int) else value.tolist() for name, value in action.items()}
 
 
 def _listen(port: int) -> socket.socket:

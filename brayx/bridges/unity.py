@@ -44,6 +44,7 @@ from brayx.bridges.unity_wire import (
 from brayx.bridges.v1 import unity_pb2 as pb
 from brayx.errors import BadBody, BrayxError, ConfigError, ProtocolError
 from brayx.gamecore import games as playing
+from brayx.gamecore.contract import Contract
 from brayx.gamecore.games import GameResult, GamesRun, say
 
 _LOOK_S = 0.1
@@ -179,9 +180,8 @@ class UnityPort:
             raise BadBody(
                 f"the game records {len(self._statistics)} statistics, expected at most {_MAX_STATISTICS} names"
             )
-        steps = sorted(self._steps(output.agents), key=lambda step: step.ended is None)  # ends come before starts
-        actions = self._agents.exchange(steps)
-        if any(step.ended is None for step in steps):
+        actions = self._agents.exchange(self._steps(output.agents))
+        if actions:
             self._statistics = {}
         return actions_message(
             {
@@ -190,19 +190,24 @@ class UnityPort:
             }
         )
 
-    def _steps(self, agents: pb.Agents) -> Iterator[AgentStep]:
-        """The steps of all agents. The game's statistics go with the first that wants an action."""
+    def _steps(self, agents: pb.Agents) -> list[tuple[Contract, list[AgentStep]]]:
+        """The steps of all agents, ends before starts. The game's statistics go with the first that wants an action."""
         wanting: set[int] = set()
+        steps = []
         for name, listed in agents.by_behaviour.items():
+            ends, others = [], []
             for agent in listed.agents:
                 behaviour = self._behaviours.get(name) or self._new_behaviour(name, agent)
                 if agent.done:
-                    yield behaviour.step(agent)
+                    ends.append(behaviour.step(agent))
                     continue
                 if agent.id in wanting:
                     raise BadBody(f"agent {agent.id} of behaviour {name!r} wants two actions in one call")
-                yield behaviour.step(agent, None if wanting else self._statistics)
+                others.append(behaviour.step(agent, None if wanting else self._statistics))
                 wanting.add(agent.id)
+            if ends or others:
+                steps.append((self._behaviours[name].contract, [*ends, *others]))
+        return steps
 
     def _new_behaviour(self, name: str, agent: pb.Agent) -> UnityBehaviour:
         announced = self._announced.get(name)

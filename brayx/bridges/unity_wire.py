@@ -200,12 +200,11 @@ class UnityBehaviour:
         if agent.done:
             ended = "truncated" if agent.max_step_reached else "terminated"
         reward = agent.reward + agent.group_reward
-        return AgentStep(agent.id, self.contract, obs, reward, None if ended else mask, ended, info or {})
+        return AgentStep(agent.id, obs, reward, None if ended else mask, ended, info or {})
 
     def action(self, actions: Mapping[str, Any]) -> pb.Action:
         """The message of an agent's actions."""
-        numbers = actions[CONTINUOUS].tolist() if CONTINUOUS in actions else ()
-        return pb.Action(continuous=numbers, discrete=[actions[name] for name in self._branches])
+        return pb.Action(continuous=actions.get(CONTINUOUS, ()), discrete=[actions[name] for name in self._branches])
 
     def _mask(self, forbidden: Sequence[bool]) -> dict[str, list[int]] | None:
         sizes = self.contract.sizes
@@ -247,8 +246,8 @@ def _observation(index: int, given: pb.Observation) -> dict[str, Any]:
     return spec
 
 
-def _value(spec: ObservationSpec, given: pb.Observation) -> np.ndarray:
-    """The array of an observation, in the contract's shape and dtype."""
+def _value(spec: ObservationSpec, given: pb.Observation) -> Any:
+    """The value of an observation as its contract has it: a picture's array, or its numbers in one list."""
     place = f"obs.{spec.name}"
     if tuple(given.shape) != spec.shape:
         raise BadBody(f"{place} has shape {list(given.shape)}, expected {list(spec.shape)}", field=place)
@@ -259,10 +258,10 @@ def _value(spec: ObservationSpec, given: pb.Observation) -> np.ndarray:
     if is_png:
         picture = decode_pngs(given.compressed, spec.shape, list(given.channel_mapping), spec.layout, place)
         return picture if spec.layout == "CHW" else np.moveaxis(picture, 0, -1)
-    values = np.array(given.floats.data, np.float32)
-    if values.size != math.prod(spec.shape):
-        raise BadBody(f"{place} has {values.size} values, expected {math.prod(spec.shape)}", field=place)
-    return values.reshape(spec.shape)
+    values = given.floats.data[:]
+    if len(values) != math.prod(spec.shape):
+        raise BadBody(f"{place} has {len(values)} values, expected {math.prod(spec.shape)}", field=place)
+    return values if len(spec.shape) == 1 else np.array(values, np.float32).reshape(spec.shape)
 
 
 def decode_pngs(data: bytes, shape: Sequence[int], mapping: Sequence[int], layout: str, place: str) -> np.ndarray:

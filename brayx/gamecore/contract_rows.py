@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from brayx.arrays import is_finite, place_of
+from brayx.arrays import place_of
 from brayx.errors import AgentError, BadBody
 from brayx.gamecore.contract import MAX_VALUES, Contract
 from brayx.gamecore.contract_bodies import (
@@ -238,7 +238,9 @@ class RowBodies(ContractBodies):
     def _read_agents(self, value: Any) -> np.ndarray:
         if value is None:
             raise BadBody("agent is missing, expected the number of each row's agent", field="agent")
-        agents = np.frombuffer(value, "<i4") if isinstance(value, bytes) else array_of(value, "agent", np.int64)
+        agents = np.frombuffer(value, "<i4") if isinstance(value, bytes) else np.asarray(value)
+        if agents.dtype.kind not in "iu":
+            agents = array_of(value, "agent", np.int64)
         if agents.ndim != 1 or not 0 < len(agents) <= self._max_rows:
             got = f"{len(agents)} rows" if agents.ndim == 1 else f"the shape {list(agents.shape)}"
             raise BadBody(f"agent has {got}, expected 1 to {self._max_rows}", field="agent")
@@ -419,8 +421,11 @@ class _ObservationRows(ObservationValues):
 
 def _numbers(place: str, value: Any, count: int) -> np.ndarray:
     """float64 ``[N]`` numbers that float32 can hold."""
-    numbers = array_of(value, place, np.float64, (count,))
-    if not is_finite(numbers) or np.abs(numbers).max() > _LARGEST:
+    if isinstance(value, list) and len(value) == count and all(type(number) is float for number in value):
+        numbers = np.array(value)  # what a game usually gives
+    else:
+        numbers = array_of(value, place, np.float64, (count,))
+    if not np.abs(numbers).max() <= _LARGEST:
         index = int((~(np.abs(numbers) <= _LARGEST)).argmax())
         where = f"{place}[{index}]"
         raise BadBody(f"{where} is {numbers[index]}, expected a finite number", field=where)

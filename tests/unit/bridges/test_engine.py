@@ -28,7 +28,11 @@ CONTRACT = Contract.parse(
 
 
 def step(agent: int, value: float, reward: float = 0.0, **more: Any) -> AgentStep:
-    return AgentStep(agent, CONTRACT, {"vector": [value, 0.0]}, reward, **more)
+    return AgentStep(agent, {"vector": [value, 0.0]}, reward, **more)
+
+
+def exchange(agents: EngineAgents, *steps: AgentStep) -> dict[int, dict[str, Any]]:
+    return agents.exchange([(CONTRACT, list(steps))])
 
 
 class Door:
@@ -83,10 +87,10 @@ def agents_at(url: str, **options: Any) -> EngineAgents:
 def test_the_agents_of_a_contract_are_the_rows_of_a_session(door: Door, url: str) -> None:
     results: list[GameResult] = []
     agents = agents_at(url, on_game=results.append)
-    assert agents.exchange([step(7, 1, 9.0), step(8, 2, mask={"move": [0, 0, 1]})]) == {7: {"move": 1}, 8: {"move": 2}}
-    assert agents.exchange([step(8, 0, 0.5, info={"speed": 2.0})]) == {8: {"move": 0}}
+    assert exchange(agents, step(7, 1, 9.0), step(8, 2, mask={"move": [0, 0, 1]})) == {7: {"move": 1}, 8: {"move": 2}}
+    assert exchange(agents, step(8, 0, 0.5, info={"speed": 2.0})) == {8: {"move": 0}}
     ends = [step(7, 2, 1.0, ended="terminated"), step(8, 2, -1.0, ended="truncated")]
-    assert agents.exchange([*ends, step(7, 0)]) == {7: {"move": 0}}
+    assert exchange(agents, *ends, step(7, 0)) == {7: {"move": 0}}
     assert len(agents) == 1
     agents.break_off()
     assert not door.app.running
@@ -115,26 +119,26 @@ def test_the_agents_of_a_contract_are_the_rows_of_a_session(door: Door, url: str
 def test_agents_with_several_contracts_are_as_many_sessions(door: Door, url: str) -> None:
     other = dataclasses.replace(CONTRACT, team=1)
     agents = agents_at(url)
-    rows = [step(7, 1), AgentStep(8, other, {"vector": [2.0, 0.0]}), step(9, 0)]
-    assert agents.exchange(rows) == {7: {"move": 1}, 9: {"move": 0}, 8: {"move": 2}}
-    assert agents.exchange(rows[1:]) == {8: {"move": 2}, 9: {"move": 0}}
+    here, there = (CONTRACT, [step(7, 1), step(9, 0)]), (other, [step(8, 2)])
+    assert agents.exchange([here, there]) == {7: {"move": 1}, 9: {"move": 0}, 8: {"move": 2}}
+    assert agents.exchange([there, here]) == {8: {"move": 2}, 7: {"move": 1}, 9: {"move": 0}}
     assert [body["team"] for _, body in door.bodies(StepKind.START)] == [0, 1]
-    assert [body["agent"] for _, body in door.bodies(StepKind.TICK)] == [[7, 9], [8], [8], [9]]
+    assert [body["agent"] for _, body in door.bodies(StepKind.TICK)] == [[7, 9], [8], [8], [7, 9]]
     agents.break_off()
 
 
 def test_the_end_of_an_agent_without_an_episode_is_nothing(door: Door, url: str) -> None:
     agents = agents_at(url)
-    assert agents.exchange([step(7, 1, ended="terminated")]) == {}
+    assert exchange(agents, step(7, 1, ended="terminated")) == {}
     assert not door.app.requests
 
 
 def test_a_lost_session_is_followed_by_another(door: Door, url: str, capsys: pytest.CaptureFixture[str]) -> None:
     agents = agents_at(url)
-    agents.exchange([step(7, 1), step(8, 1)])
+    exchange(agents, step(7, 1), step(8, 1))
     door.errors = [AgentError("broken")]
     rows = [step(7, 2, 0.5, ended="terminated"), step(7, 0), step(8, 2, 0.5)]
-    assert agents.exchange(rows) == {7: {"move": 0}, 8: {"move": 2}}
+    assert exchange(agents, *rows) == {7: {"move": 0}, 8: {"move": 2}}
     assert len(door.bodies(StepKind.START)) == 2
     assert [body["agent"] for _, body in door.bodies(StepKind.TICK)] == [[7, 8], [7, 8]]
     assert agents.broken_off == 2
@@ -145,26 +149,26 @@ def test_a_refused_contract_and_a_value_that_does_not_fit(door: Door, url: str) 
     agents = agents_at(url)
     door.start_errors = [BadBody("actions.move.size is 3, expected 2")]
     with pytest.raises(BadBody, match=r"refuses the game's agents: actions\.move\.size is 3"):
-        agents.exchange([step(7, 1)])
+        exchange(agents, step(7, 1))
     agents.break_off()
     with pytest.raises(BadBody, match=r"agent 7: obs\.vector\[0\] is nan"):
-        agents.exchange([step(7, float("nan"))])
+        exchange(agents, step(7, float("nan")))
     agents.break_off()
     assert not len(agents)
 
 
 def test_a_door_that_is_gone_is_given_up() -> None:
     with pytest.raises(ConnectFailed):
-        agents_at(f"tcp://127.0.0.1:{free_port()}", give_up_after_s=0.0).exchange([step(7, 1)])
+        agents_at(f"tcp://127.0.0.1:{free_port()}", give_up_after_s=0.0).exchange([(CONTRACT, [step(7, 1)])])
     with pytest.raises(ConfigError, match="max_ticks"):
         agents_at("tcp://127.0.0.1:8101", max_ticks=3)
 
 
 def test_agents_of_a_game_with_a_fault_are_stopped(door: Door, url: str) -> None:
     agents = agents_at(url)
-    agents.exchange([step(7, 1), step(8, 1)])
+    exchange(agents, step(7, 1), step(8, 1))
     with pytest.raises(BadBody, match="agent 8"):
-        agents.exchange([step(7, 1), step(8, float("inf"))])
+        exchange(agents, step(7, 1), step(8, float("inf")))
     agents.break_off()
     assert not door.app.running
     assert [body for _, body in door.bodies(StepKind.STOP)] == [None]
@@ -174,5 +178,5 @@ def test_agents_of_a_game_with_a_fault_are_stopped(door: Door, url: str) -> None
 def test_a_service_that_takes_no_contracts_is_told_from_one_that_does(door: Door, url: str, reply: bytes) -> None:
     door.start_reply = reply
     with pytest.raises(ConfigError) as refused:
-        agents_at(url).exchange([step(7, 1)])
+        agents_at(url).exchange([(CONTRACT, [step(7, 1)])])
     assert refused.value.details["url"] == url

@@ -130,7 +130,7 @@ def test_steps_and_actions() -> None:
     made = UnityBehaviour(behaviour("B", 2, [3, 2]), agent())
     step = made.step(agent(reward=0.5, group_reward=0.25, action_mask=[False, True, False, True, False]), {"x": 1.0})
     assert step.obs is not None
-    assert step.obs["VectorSensor"].tolist() == [1.0, 2.0]
+    assert step.obs["VectorSensor"] == [1.0, 2.0]
     assert (step.agent, step.reward, step.ended, step.info) == (7, 0.75, None, {"x": 1.0})
     assert step.mask == {"branch_0": [1, 0, 1], "branch_1": [0, 1]}
     assert made.step(agent()).mask is None
