@@ -59,7 +59,7 @@ class ContractAgent(Agent):
         if state.input is None:
             raise BadBody("a game with a contract has sessions, not stateless calls: send a start with its contract")
         self.contract: Contract = state.input["contract"]
-        self.limits = ActionLimits(self.contract, *ContractBodies(self.contract).limits(state.input))
+        self.limits = ActionLimits.of(self.contract, state.input)
         if self.explores:
             self.limits.check_learnable()
         self.rng = np.random.default_rng([config["seed"], *state.session.encode()])
@@ -265,6 +265,17 @@ class ActionLimits:
         self._contract, self._forbidden, self._forced = contract, forbidden, forced
         self.numbers = {part.name: forced[part.name] for part in contract.continuous if part.name in forced}
         self._allowed = [self._choices(part) for part in contract.discrete] if forbidden or forced else []
+
+    @classmethod
+    def of(cls, contract: Contract, start: Mapping[str, Any]) -> ActionLimits:
+        """The limits that a start has for its whole session.
+
+        Raises:
+            BadBody: one does not fit the contract.
+        """
+        if not start.get("forbidden") and not start.get("forced"):
+            return cls(contract, {}, {})
+        return cls(contract, *ContractBodies(contract).limits(start))
 
     def with_tick(self, tick: Tick) -> ActionLimits:
         """These limits and those of a tick, whose forced actions come first."""

@@ -22,6 +22,10 @@ from brayx.gamecore.contract_values import ObservationValues
 from brayx.gamecore.fields import check_names
 from brayx.strict_json import parse_json
 
+_MAX_OPENED = 64
+"""Starts that are kept with what they were parsed to."""
+_MAX_START_BYTES = 2**16
+
 
 def contract_of(start: Any, expected: Contract | None, missing: Collection[str] = ()) -> Contract:
     """The contract of a start.
@@ -132,13 +136,28 @@ class ContractCodec(Codec):
     contract: Contract = field(default_factory=Contract)
     missing: Mapping[str, np.ndarray] = field(default_factory=dict)
     rows: bool = False
+    _opened: dict[bytes, tuple[ContractCodec, dict[str, Any]]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def _bodies(self) -> ContractBodies:
         return RowBodies(self.contract) if self.rows else ContractBodies(self.contract)
 
     def opened(self, start: bytes) -> tuple[ContractCodec, Any]:
-        """See `Codec.opened`. A start is JSON in every encoding; in the parsed one, ``contract`` is the `Contract`."""
+        """See `Codec.opened`. A start is JSON in every encoding; in the parsed one, ``contract`` is the `Contract`.
+
+        Games repeat their start for each episode: the newest ones are kept, since parsing takes longer than some ticks.
+        """
+        opened = self._opened.get(start)
+        if opened is None:
+            opened = self._open(start)
+            if len(self._opened) >= _MAX_OPENED:
+                self._opened.clear()
+            if len(start) <= _MAX_START_BYTES:
+                self._opened[start] = opened
+        codec, document = opened
+        return codec, dict(document)
+
+    def _open(self, start: bytes) -> tuple[ContractCodec, dict[str, Any]]:
         document: Any = parse_json(start) if start else None
         contract = contract_of(document, self.contract, self.missing)
         given = {spec.name for spec in contract.observations}

@@ -23,7 +23,6 @@ from brayx.actor.serving import Runtime
 from brayx.command_line import say
 from brayx.errors import BadBody, Overloaded, ServiceFull, StartupError
 from brayx.gamecore.contract import Contract
-from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.protocol import StepRequest
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contract_model import check_parameters
@@ -217,7 +216,7 @@ class Lobby:
         is_league = bool(self.job.leagues)  # its players have one model
         expected = next(iter(contracts.values()), None) if is_league else contracts.get(name)
         contract = contract_of(document, expected)
-        ActionLimits(contract, *ContractBodies(contract).limits(document)).check_learnable()
+        ActionLimits.of(contract, document).check_learnable()
         if known is not None and known.contract.id == contract.id:
             return known
         if len(contracts) >= MAX_BEHAVIOURS:

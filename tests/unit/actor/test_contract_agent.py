@@ -113,6 +113,14 @@ async def test_a_start_is_answered_with_the_contract_s_id_and_the_policy_version
     assert (await game.start())["id"] == expected, "the id alone stands for the job's contract"
 
 
+async def test_a_start_that_comes_again_is_that_of_a_session_of_its_own() -> None:
+    game = Game(HYBRID, Fixed(logits=(logits(0, 9), logits(9, 5, 0)), mean=logits(0.5), log_std=logits(0)), "serve")
+    for limits, chosen in (({"forbidden": {"go": [1]}}, 2), ({}, 1), ({"forbidden": {"go": [1]}}, 2)):
+        game.actor = game.make_actor()
+        await game.start(**limits)
+        assert (await game.tick())["go"] == chosen
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
