@@ -10,8 +10,10 @@ from __future__ import annotations
 import atexit
 import contextlib
 import importlib
+import io
 import logging
 import math
+import multiprocessing
 import os
 import pickle
 import signal
@@ -164,6 +166,8 @@ class Child(Channel):
         files: file descriptors that the child gets under the same numbers.
         nice: niceness in addition to that of this process.
         finishes: if this process ends, the child finishes what it does first; otherwise it exits at once.
+        forks: fork this process instead of starting Python again, where that is possible (`systems.can_fork`). A fork
+            runs at once, since it shares what is imported with this process, and gets no ``variables``.
         restart_s: minimum time between a start and the second after it: a child that died is restarted at once, but not
             in a loop.
         **variables: environment variables to set in addition to those of this process.
@@ -181,14 +185,17 @@ class Child(Channel):
         files: Sequence[int] = (),
         nice: int = 5,
         finishes: bool = False,
+        forks: bool = False,
         restart_s: float = 0.0,
         **variables: str,
     ) -> None:
         super().__init__(_CLOSED, _CLOSED)
         program = [sys.executable, "-P", "-c", _RUN]  # -P: do not import from the current folder first
-        self._argv = [*program, str(nice), str(int(finishes)), module, *words]
+        self._words = [str(nice), str(int(finishes)), module, *words]
+        self._argv = [*program, *self._words]
+        self._forks = forks
         self._files, self._variables = tuple(files), variables
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._popen: subprocess.Popen[bytes] | _Fork | None = None
         self._starts = (-math.inf, -math.inf)
         """Times of the last two starts."""
         self._closed = threading.Event()
@@ -217,24 +224,29 @@ class Child(Channel):
         if self.runs:
             return
         self._closed.wait(self.wait_s)
-        paths = os.pathsep.join(path for path in sys.path if path)
         with self._lock:
             if self._closed.is_set():
                 raise ChildDied("was ended")
             self._starts = (self._starts[1], time.monotonic())
-            popen = subprocess.Popen(
-                self._argv,
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                pass_fds=self._files,
-                process_group=0,
-                env={**os.environ, "PYTHONPATH": paths, **self._variables},
-            )
+            popen = self._started()
             self._popen, self.pid = popen, popen.pid
         assert popen.stdin is not None
         assert popen.stdout is not None
         self._incoming, self._outgoing = popen.stdout.fileno(), popen.stdin.fileno()
+
+    def _started(self) -> subprocess.Popen[bytes] | _Fork:
+        if self._forks and systems.can_fork():
+            return _Fork(self._words)
+        paths = os.pathsep.join(path for path in sys.path if path)
+        return subprocess.Popen(
+            self._argv,
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=self._files,
+            process_group=0,
+            env={**os.environ, "PYTHONPATH": paths, **self._variables},
+        )
 
     def end(self, timeout_s: float = 0.0) -> None:
         """Closes its input, so that it ends, and kills it after ``timeout_s``. Idempotent; it may be started again."""
@@ -266,6 +278,43 @@ class Child(Channel):
         except EOFError:
             self.end(_DYING_S)
             raise ChildDied(self.death) from None
+
+
+class _Fork:
+    """A fork of this process that runs a module, with what `Child` uses of `subprocess.Popen`."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        (their_incoming, outgoing), (incoming, their_outgoing) = os.pipe(), os.pipe()
+
+        def run() -> None:
+            os.setpgid(0, 0)
+            for number in systems.ENDING:
+                signal.signal(number, signal.SIG_DFL)
+            os.close(outgoing)  # or it would never see this end closed
+            os.close(incoming)
+            _run(Channel(their_incoming, their_outgoing), words)
+
+        self._process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
+        self._process.start()
+        os.close(their_incoming)
+        os.close(their_outgoing)
+        self.stdin, self.stdout = io.FileIO(outgoing, "w"), io.FileIO(incoming)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid or 0
+
+    @property
+    def returncode(self) -> int:
+        return self._process.exitcode or 0
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self._process.join(timeout_s)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("a fork", timeout_s or 0.0)
 
 
 class _PickledParts(list[memoryview]):
@@ -310,9 +359,12 @@ def how_it_ended(status: int) -> str:
 
 def run_module() -> None:
     """The child's side of `Child`: runs ``main`` of the module that the command line names."""
-    nice, finishes, module, *words = sys.argv[1:]
+    _run(Channel(os.dup(0), os.dup(1)), sys.argv[1:])
+
+
+def _run(parent: Channel, arguments: Sequence[str]) -> NoReturn:
+    nice, finishes, module, *words = arguments
     systems.lower_priority(int(nice))
-    parent = Channel(os.dup(0), os.dup(1))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # prints must not mix with the messages
     if not int(finishes):

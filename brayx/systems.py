@@ -31,6 +31,10 @@ if sys.platform == "win32":
         """Number of cores that this process may use."""
         return os.cpu_count() or 1
 
+    def can_fork() -> bool:
+        """Whether a fork of this process could run; never on Windows."""
+        return False
+
     def user() -> int:
         """Id of this process's user; 0 on Windows, where folders for temporary files belong to one user."""
         return 0
@@ -123,6 +127,11 @@ else:
     def cores() -> int:
         """Number of cores that this process may use."""
         return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+    def can_fork() -> bool:
+        """Whether a fork of this process could run: it lacks all threads but one, whatever locks the others hold. The
+        frameworks of macOS have threads that Python does not know."""
+        return sys.platform == "linux" and threading.active_count() == 1
 
     def user() -> int:
         """Id of this process's user."""

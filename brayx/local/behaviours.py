@@ -31,6 +31,7 @@ from brayx.replay.buffer import NullBuffer
 
 if TYPE_CHECKING:
     from brayx.actor.agent_actor import AgentActorFactory
+    from brayx.children import Child
     from brayx.gamecore.contract import Contract
     from brayx.local.lobby import Lobby
     from brayx.replay.packing import Layout
@@ -52,13 +53,22 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         clerk: writes the job's trial.
         lobby: holds the games' starts.
         say: prints a line above the display.
+        child: the process of the first behaviour's learner, as for `LocalTrainee`.
 
     Attributes:
         factories: make the actors of each behaviour's sessions, by name; grows.
     """
 
-    def __init__(self, job: JobConfig, layout: Layout, clerk: Clerk, lobby: Lobby, say: Callable[[str], None]) -> None:
-        super().__init__(job, LocalTrainee(job, layout, clerk, acts=True))
+    def __init__(
+        self,
+        job: JobConfig,
+        layout: Layout,
+        clerk: Clerk,
+        lobby: Lobby,
+        say: Callable[[str], None],
+        child: Child | None = None,
+    ) -> None:
+        super().__init__(job, LocalTrainee(job, layout, clerk, acts=True, child=child))
         self._clerk, self._lobby, self._say = clerk, lobby, say
         name = parse_contract(job.contract).behaviour
         self.trainees, self.mains = {name: self._trainee}, [name]

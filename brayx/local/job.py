@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from brayx.actor.agent_actor import AgentActorFactory
     from brayx.actor.host import LocalHost
+    from brayx.children import Child
     from brayx.console.live import LiveSessions
     from brayx.jobs.gamecores import Gamecores
     from brayx.local.behaviours import BehaviourTraining
@@ -97,11 +98,17 @@ def train_in_process(
     Raises:
         BrayxError: the job could not be started, or its learner failed for good.
     """
+    from brayx.local.learner_process import learner_child
+
     config = job.trainers[only("trainer", job.trainers)]
     name, uri = trial_name or job.trial, check_writable(tracking_uri(tracking or job.tracking.uri))
     with contextlib.ExitStack() as stack:
         stack.enter_context(temporary_files())
-        # First, since MLflow takes longest to import, in another process.
+        child = learner_child(job)
+        if child is not None:  # before anything starts a thread, so that it may be a fork
+            stack.callback(child.close)
+            child.start()
+        # Early, since MLflow takes longest to import, in another process.
         clerk = Clerk(
             job.project,
             name,
@@ -117,8 +124,6 @@ def train_in_process(
         if clerk.may_resume and (waits or job.contract is not None):
             job = with_resumed_contract(job, name, clerk.run(contract_to_resume, job.project, name, uri))
         lobby = stack.enter_context(open_lobby(job)) if waits else None
-        import brayx.local.trainee  # noqa: F401  # torch takes a second to import: MLflow's process has started by now
-
         if lobby is not None:
             job = lobby.wait()
             job = job.of_behaviour(parse_contract(job.contract).behaviour)
@@ -132,7 +137,7 @@ def train_in_process(
             notes += contract_lines(parse_contract(job.contract))
         if actor and lobby is None:
             check_ports(ports_of(job, actor))
-        return _LocalTraining(job, actor, layout, name, uri, clerk, log_interval, notes, lobby).run()
+        return _LocalTraining(job, actor, layout, name, uri, clerk, log_interval, notes, lobby, child).run()
 
 
 def open_lobby(job: JobConfig) -> Lobby:
@@ -158,6 +163,7 @@ class _LocalTraining(JobTraining):
 
     clerk: Clerk
     lobby: Lobby | None = None
+    child: Child | None = None
     learning: Trainees[LocalTrainee] = field(init=False)
     numbers: LocalNumbers = field(init=False)
     save_s, copy_s = 4.0, 2.0
@@ -175,13 +181,14 @@ class _LocalTraining(JobTraining):
         elif self.lobby is not None:
             from brayx.local.behaviours import BehaviourTraining
 
-            self.learning = self._behaviours = BehaviourTraining(job, layout, clerk, self.lobby, self.progress.say)
+            say = self.progress.say
+            self.learning = self._behaviours = BehaviourTraining(job, layout, clerk, self.lobby, say, self.child)
             trainee = self.learning.trainees[self.learning.mains[0]]
             self.numbers, self.buffers = trainee.numbers, trainee.buffers
         else:
             from brayx.local.trainee import LocalTrainee
 
-            trainee = LocalTrainee(job, layout, clerk, acts=bool(self.actor))
+            trainee = LocalTrainee(job, layout, clerk, acts=bool(self.actor), child=self.child)
             self.learning, self.numbers = Trainees(job, trainee), trainee.numbers
             self.buffers, self.rollouts = trainee.buffers, trainee.rollouts
         self._champions: dict[str, ActingModel] = {}

@@ -1,67 +1,49 @@
-"""The learner in a thread of this process, with the shared training loop; its weights act at once.
-
-Knows nothing of doors, gamecores or MLflow.
-"""
+"""The learner of a model in training, in the background; its weights act at once. Knows nothing of doors or MLflow."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-from torch import nn
+from typing import Protocol
 
 from brayx.engines.base import check_finite
 from brayx.jobs.trainee import LearnerThread
 from brayx.local.stream import Batches
-from brayx.tracking.pending import Keeper
-from brayx.trainer.checkpoint import Normaliser
-from brayx.trainer.config import TrainerConfig
-from brayx.trainer.hooks import Hooks
-from brayx.trainer.loop import LearnerLoop, LearnerNumbers, TrainingSummary
-from brayx.trainer.ranks import Alone
+from brayx.trainer.loop import Publisher, TrainingSummary
 from brayx.types import Weights
+
+
+class Loop(Protocol):
+    """A `brayx.trainer.loop.LearnerLoop`, or one in another process."""
+
+    def run(self) -> TrainingSummary:
+        """Trains until the steps, the target or the stream end it."""
+        ...
 
 
 class LocalLearner(LearnerThread):
     """A learner in a background thread, from `start` on.
 
     Args:
-        config: options.
-        module, forward_args: a new model; only the learner's thread may use it.
+        loop: makes the loop, given its publisher. In the thread; the loop runs there.
         followers: get each published version with its weights, in the learner's thread.
         batches: the stream to learn from. The learner ends with it, and ends it.
-        numbers, keeper, about, hooks, normaliser: as for `brayx.trainer.loop.LearnerLoop`.
         eval_batches: batches to evaluate, by buffer.
 
     Attributes:
         ready: set when the first weights act, or the learner has ended.
-
-    Raises:
-        ConfigError: there is no GPU for it.
     """
 
     def __init__(
         self,
-        config: TrainerConfig,
-        module: nn.Module,
-        forward_args: tuple[Any, ...],
-        *,
+        loop: Callable[[Callable[[int], Publisher]], Loop],
         followers: Sequence[Callable[[int, Weights], None]],
         batches: Batches,
-        numbers: LearnerNumbers,
-        keeper: Keeper,
-        about: Mapping[str, Any],
-        hooks: Hooks,
-        normaliser: Normaliser | None,
         eval_batches: Mapping[str, Batches],
     ) -> None:
         super().__init__(self.stop)
-        self._config, self._module, self._forward_args = config, module, forward_args
-        self._followers, self._batches, self._eval_batches = followers, batches, eval_batches
-        self._numbers, self._keeper, self._about, self._hooks = numbers, keeper, about, hooks
-        self._normaliser = normaliser
-        self._ranks = Alone(config.use_gpu)
+        self._loop, self._followers = loop, followers
+        self._batches, self._eval_batches = batches, eval_batches
         self._version = 0
         self._published = False
         self.ready = threading.Event()
@@ -90,22 +72,7 @@ class LocalLearner(LearnerThread):
 
     def learn(self) -> TrainingSummary:
         """See `LearnerThread.learn`."""
-        return LearnerLoop(
-            self._config,
-            self._module,
-            self._forward_args,
-            batches=self._batches,
-            publisher=self._publisher,
-            numbers=self._numbers,
-            keeper=self._keeper,
-            ranks=self._ranks,
-            about=self._about,
-            hooks=self._hooks,
-            normaliser=self._normaliser,
-            feedback=self._batches.update_priorities,
-            eval_batches=self._eval_batches,
-            resumed=self._batches.skip,
-        ).run()
+        return self._loop(self._publisher).run()
 
     def ended(self) -> None:
         """See `LearnerThread.ended`."""
@@ -113,6 +80,6 @@ class LocalLearner(LearnerThread):
         self.ready.set()
 
     def _publisher(self, newest: int) -> LocalLearner:
-        """The publisher for the `LearnerLoop`; versions continue from ``newest``."""
+        """The publisher for the loop; versions continue from ``newest``."""
         self._version = newest
         return self

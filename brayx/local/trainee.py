@@ -4,6 +4,7 @@ job has one; a job with a league has one for each player that learns. Knows noth
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 from brayx.engines.layers import layer_table
@@ -12,7 +13,8 @@ from brayx.jobs.environments import normalises, policy_lag, spec_of
 from brayx.jobs.recorded import record_contract
 from brayx.jobs.stored_models import initial_weights
 from brayx.local.buffer import LocalBuffer
-from brayx.local.learner import LocalLearner
+from brayx.local.learner import LocalLearner, Loop
+from brayx.local.learner_process import ChildLoop, learner_child
 from brayx.local.rollouts import LocalMoments, LocalRollout
 from brayx.local.stream import Batches
 from brayx.metrics.numbers import LocalNumbers
@@ -24,8 +26,13 @@ from brayx.tracking.tensorboard import LAYERS_FILE
 from brayx.trainer.checkpoint import start_from
 from brayx.trainer.fits import built_to_learn
 from brayx.trainer.hooks import Hooks, load_hooks
+from brayx.trainer.loop import LearnerLoop
+from brayx.trainer.ranks import Alone
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from brayx.children import Child
     from brayx.replay.packing import Layout
     from brayx.tracking.trial import Status
     from brayx.types import Weights
@@ -39,6 +46,7 @@ class LocalTrainee:
         layout: layout of the model's observations and actions.
         clerk: writes its trial.
         acts: make an acting model, for an actor's sessions.
+        child: the learner's process, from `learner_child`; if that was started early.
 
     Attributes:
         config: options of its trainer.
@@ -51,7 +59,7 @@ class LocalTrainee:
         learner: the learner.
     """
 
-    def __init__(self, job: JobConfig, layout: Layout, clerk: Clerk, *, acts: bool) -> None:
+    def __init__(self, job: JobConfig, layout: Layout, clerk: Clerk, *, acts: bool, child: Child | None = None) -> None:
         import torch
 
         self._job = job
@@ -91,19 +99,30 @@ class LocalTrainee:
             for name, rollout in job.rollouts.items()
         ]
         shares = dict(zip(config.buffers, config.weights or [1.0] * len(config.buffers), strict=True))
-        about: dict[str, Any] = {"job": as_dict, "folder": job.folder}
-        self.learner: LocalLearner = LocalLearner(
-            config,
-            module,
-            forward_args,
-            followers=[self.newest.put] if self.acting is None else [self.acting.model.load, self.newest.put],
-            batches=Batches({name: self.buffers[name] for name in config.buffers}, shares),
-            numbers=self.numbers,
-            keeper=clerk,
-            about=about,
-            hooks=load_hooks(config.hooks, job.folder) if config.hooks else Hooks(),
-            normaliser=moments,
-            eval_batches={name: Batches({name: self.buffers[name]}, {name: 1.0}) for name in config.eval_buffers},
+        batches = Batches({name: self.buffers[name] for name in config.buffers}, shares)
+        eval_batches = {name: Batches({name: self.buffers[name]}, {name: 1.0}) for name in config.eval_buffers}
+        parts: dict[str, Any] = {
+            "about": {"job": as_dict, "folder": job.folder},
+            "batches": batches,
+            "numbers": self.numbers,
+            "keeper": clerk,
+            "feedback": batches.update_priorities,
+            "resumed": batches.skip,
+        }
+        child = child or learner_child(job)
+        if child is not None:
+            torch.set_num_threads(config.threads)  # the acting model's; the loop sets those of its own process
+            loop: Callable[..., Loop] = functools.partial(ChildLoop, child, weights=weights, **parts)
+        else:
+            hooks = load_hooks(config.hooks, job.folder) if config.hooks else Hooks()
+            parts |= {"ranks": Alone(config.use_gpu), "hooks": hooks}
+            parts |= {"normaliser": moments, "eval_batches": eval_batches}
+            loop = functools.partial(LearnerLoop, config, module, forward_args, **parts)
+        self.learner = LocalLearner(
+            lambda publisher: loop(publisher=publisher),
+            [self.newest.put] if self.acting is None else [self.acting.model.load, self.newest.put],
+            batches,
+            eval_batches,
         )
 
     def newest_weights(self) -> Weights | None:

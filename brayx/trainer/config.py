@@ -63,10 +63,11 @@ class TrainerConfig(BaseModel):
     """Batches that a thread prepares in advance, on a GPU with a stream; each ages the data by an update."""
     x_axis: XAxis = "env_steps"
     """X axis of metrics in MLflow: ``env_steps``, ``updates`` or ``seconds``; the others are metrics."""
-    where: Literal["train", "process"] | None = None
-    """Where a cluster's learner runs. ``process``: a thread of the job itself, fed by the buffer directly; one rank,
-    which starts at once. ``train``: workers of a Ray Train `TorchTrainer`, fed by Ray Data. null: ``process`` for one
-    rank without a GPU, else ``train``. The local host always learns in its own process."""
+    where: Literal["train", "process", "child"] | None = None
+    """Where the learner runs. ``process``: a thread of the job. ``child``: a child process of the job; on a cluster the
+    same as ``process``. ``train``: on a cluster workers of a Ray Train `TorchTrainer`, fed by Ray Data; locally the
+    same as ``process``. null: locally ``child`` for PPO of games that say their contract, with two cores or more; on a
+    cluster ``train`` for several ranks or a GPU; else ``process``."""
     num_workers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Ranks, with ``train``. Each gradient is the mean over them, so a batch grows with their number. Some algorithms,
     such as ``mixed``, take one."""
@@ -91,11 +92,14 @@ class TrainerConfig(BaseModel):
             raise ValueError(
                 f"num_workers is {self.num_workers}, and algorithm {self.algorithm.name!r} learns in one rank"
             )
-        if self.where == "process" and self.num_workers > 1:
-            raise ValueError(f"num_workers 1, since where is process; {self.num_workers} ranks need where: train")
+        if self.where in ("process", "child") and self.num_workers > 1:
+            raise ValueError(f"num_workers 1, since where is {self.where}; {self.num_workers} ranks need where: train")
+        if self.where == "child" and (self.prefetch or self.eval_buffers):
+            raise ValueError("where is child, expected process: a child has neither prefetch nor eval_buffers")
         return self
 
     @property
     def in_process(self) -> bool:
         """Whether a cluster's learner is a thread of the job, see `where`."""
-        return self.where == "process" or (self.where is None and self.num_workers == 1 and not self.use_gpu)
+        single = self.num_workers == 1 and not self.use_gpu
+        return self.where in ("process", "child") or (self.where is None and single)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -191,6 +193,56 @@ def test_a_process_without_children_talks_over_any_pipes() -> None:
         near.receive()
     for number in (for_one, for_other):
         os.close(number)
+
+
+FORKS = """
+import os, signal, sys, time
+import psutil
+from brayx.children import Child, ChildDied
+
+imported = "here"
+sys.modules["said"] = sys.modules["__main__"]
+
+def main(parent, *words):
+    parent.serve(lambda verb: os._exit(3) if verb == "die" else (imported, words, os.getpgid(0) == os.getpid()))
+
+def raised(function):
+    try:
+        function()
+    except ChildDied as error:
+        return str(error)
+
+imported = "before the fork"
+child = Child("said", "a word", forks=True)
+child.start()
+assert child.ask("where") == ("before the fork", ("a word",), True)
+assert raised(lambda: child.ask("die")) == "ended with exit code 3"
+child.start()
+os.kill(child.pid, signal.SIGTERM)
+assert raised(lambda: child.ask("where")) == "was killed by SIGTERM"
+child.start()
+child.end(60.0)
+assert child.death == "ended with exit code 0", child.death
+child.start()
+child.end(0.0)
+assert not child.runs
+child.start()
+print(child.pid, flush=True)
+os._exit(0)  # its child ends with it
+"""
+
+
+def test_a_fork_shares_what_is_imported_and_ends_as_other_children_do() -> None:
+    ran = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    until(lambda: is_gone(int(ran.stdout)), "it ends", 30.0)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_how_a_process_ended() -> None:
