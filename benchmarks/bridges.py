@@ -36,7 +36,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich.console import Console
 
 from benchmarks import tables
@@ -44,8 +43,7 @@ from benchmarks.sb3 import FILE, INSTALL, STAMPED
 from benchmarks.servers import TEMPLATE
 from benchmarks.tables import Cell, Table, each, machine, median, median_ratio, show
 from benchmarks.train import Outcome, Point, outcome, points_of, run_process, run_sb3
-from brayx.gamecore.contract import Contract
-from brayx.gamecore.contract_rows import RowBodies
+from brayx.errors import BrayxError
 from brayx.gamecore.protocol import StepKind, StepRequest
 
 BRAYX = "brayx"
@@ -188,7 +186,6 @@ def play_cartpole(url: str, games: int, seed: int) -> None:
     episode."""
     import gymnasium
 
-    from brayx.errors import BrayxError
     from brayx.gamecore.transports.base import Endpoint
     from brayx.gamecore.transports.tcp import TcpSessions
 
@@ -228,19 +225,32 @@ def _play_episodes(sessions: Any, env: Any, seed: int) -> None:
 
 
 def _play_rows(sessions: Any, envs: Sequence[Any], seed: int) -> None:
-    session, bodies = uuid.uuid4().hex, RowBodies(Contract.parse(CONTRACT))
-    _ask(sessions, StepKind.START, session, json.dumps({**CONTRACT, "rows": True}).encode())
-    rows = [(agent, env.reset(seed=seed + agent)[0], 0.0, False, False) for agent, env in enumerate(envs)]
+    """Two sessions, so that one's games are stepped while the other's actions are chosen."""
+    half = len(envs) // 2
+    halves = {uuid.uuid4().hex: range(half), uuid.uuid4().hex: range(half, len(envs))}
+    for session, agents in halves.items():
+        _ask(sessions, StepKind.START, session, json.dumps({**CONTRACT, "rows": True}).encode())
+        rows = [(agent, 0.0, 0, envs[agent].reset(seed=seed + agent)[0]) for agent in agents]
+        sessions.submit(StepRequest(StepKind.TICK, session, _packed(rows)))
     while True:
-        agents, obs, rewards, terminated, truncated = zip(*rows, strict=True)
-        body = bodies.encode_rows(agents, np.stack(obs), rewards, terminated=terminated, truncated=truncated)
-        pushes = bodies.decode_reply(_ask(sessions, StepKind.TICK, session, body))["push"].tolist()
-        rows = []
-        for agent, (env, push) in enumerate(zip(envs, pushes, strict=True)):
-            seen, reward, has_ended, is_cut, _ = env.step(push)
-            rows.append((agent, seen, reward, has_ended, is_cut))
-            if has_ended or is_cut:
-                rows.append((agent, env.reset()[0], 0.0, False, False))
+        for session, reply in sessions.exchange():
+            if isinstance(reply, BrayxError):
+                raise reply
+            rows = []
+            for agent, (push,) in zip(halves[session], _PUSH.iter_unpack(reply), strict=True):
+                obs, reward, terminated, truncated, _ = envs[agent].step(push)
+                rows.append((agent, reward, _TERMINATED * terminated + _TRUNCATED * truncated, obs))
+                if terminated or truncated:
+                    rows.append((agent, 0.0, 0, envs[agent].reset()[0]))
+            sessions.submit(StepRequest(StepKind.TICK, session, _packed(rows)))
+
+
+def _packed(rows: Sequence[tuple[int, float, int, Any]]) -> bytes:
+    """The body of a tick with rows: agent, reward, end and observation of each."""
+    count = len(rows)
+    agents, rewards, ends, obs = zip(*rows, strict=True)
+    head = struct.pack(f"<HB{count}i{count}f{count}B", count, 0, *agents, *rewards, *ends)
+    return head + b"".join([row.tobytes() for row in obs])
 
 
 def train_godot_rl(build: str, steps: int, seed: int, batch: int) -> None:

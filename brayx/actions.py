@@ -84,6 +84,9 @@ def choose(outputs: Outputs, noise: Noise) -> np.ndarray:
     if "logits" in outputs:
         logits = outputs["logits"]
         if isinstance(logits, tuple | list):
+            if len(logits) == 1:
+                only: np.ndarray = (logits[0] + noise[0]).argmax(-1)
+                return only[..., np.newaxis]
             return np.stack([(head + g).argmax(-1) for head, g in zip(logits, noise, strict=True)], -1)
         chosen: np.ndarray = (logits + noise).argmax(-1)
         return chosen
@@ -115,7 +118,7 @@ def log_prob(outputs: Outputs, action: np.ndarray) -> np.ndarray:
         logits = outputs["logits"]
         if isinstance(logits, tuple | list):
             by_head = [_log_softmax_at(head, action[..., index]) for index, head in enumerate(logits)]
-            joint: np.ndarray = np.stack(by_head).sum(0)
+            joint: np.ndarray = by_head[0] if len(by_head) == 1 else np.stack(by_head).sum(0)
             return joint
         return _log_softmax_at(logits, action)
     if "tanh_mean" in outputs:
@@ -294,7 +297,7 @@ def _location(outputs: Outputs) -> np.ndarray:
 
 def _log_softmax_at(logits: np.ndarray, action: np.ndarray) -> np.ndarray:
     # Categories first: there are few of them, and NumPy reduces a short last axis row by row.
-    shifted = np.ascontiguousarray(np.moveaxis(logits, -1, 0))
+    shifted = np.ascontiguousarray(logits.T if logits.ndim == 2 else np.moveaxis(logits, -1, 0))
     shifted = shifted - shifted.max(0)
     # A third of the time of take_along_axis.
     flat = action.ravel().astype(np.intp) * action.size + np.arange(action.size)

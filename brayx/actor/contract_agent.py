@@ -79,7 +79,7 @@ class ContractAgent(Agent):
     async def on_tick(self, state: State) -> None:
         tick: Tick = state.input
         limits = self.limits.with_tick(tick)
-        obs = limits.observed(tick.obs, tick.acting) if self.explores else tick.obs
+        obs = limits.observed(tick) if self.explores else tick.obs
         result = await (forward(self.model, obs) if tick.agents is None else self._forward_rows(tick, obs))
         if result is None:  # all rows have ended
             return
@@ -287,26 +287,23 @@ class ActionLimits:
         }
         return ActionLimits(self._contract, forbidden, {**self._forced, **tick.forced})
 
-    def observed(self, obs: dict[str, np.ndarray], acting: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """The observation of a model that learns: the limits are in its mask, so that it knows which actions it had.
-
-        Args:
-            obs: the observation, or rows of them.
-            acting: the rows that want an action; None: all.
+    def observed(self, tick: Tick) -> dict[str, np.ndarray]:
+        """The observations of a tick, for a model that learns: the limits are in its mask, so that it knows which
+        actions it had.
 
         Raises:
             BadLimits: an action with limits has no mask; or no choice is left.
         """
         if not self._forbidden and not self._forced:
-            return obs
+            return tick.obs
         self.check_learnable()
-        mask = obs[MASK] * np.concatenate(self._allowed)
+        mask, acting = tick.obs[MASK] * np.concatenate(self._allowed), tick.acting
         asked = mask if acting is None else mask[acting]
         first = 0
         for part, allowed in zip(self._contract.discrete, self._allowed, strict=True):
             self._check(part.name, allowed, bool(asked[..., first : first + part.size].any(-1).all()))
             first += part.size
-        return {**obs, MASK: mask}
+        return {**tick.obs, MASK: mask}
 
     def check_learnable(self) -> None:
         """Refuses limits that a model which learns could not see in its mask.

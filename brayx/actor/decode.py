@@ -45,7 +45,7 @@ def sample_action(
     heads = logits if isinstance(logits, tuple | list) else () if logits is None else (logits,)
     is_plain = (heads or mean is not None) and policy.keys() <= {"logits", "mean", "log_std"}
     rows = (*heads, *(() if mean is None else (mean,)))
-    if any(row.ndim > 1 for row in rows or policy.values()):
+    if any(row.ndim > 1 for row in (rows or tuple(policy.values()))[:1]):
         return _sample_rows(policy, rng, greedy)
     if not is_plain or any(row.size > _SHORT for row in rows):
         batch = {name: _batched(output) for name, output in policy.items()}

@@ -74,9 +74,7 @@ class RowBodies(ContractBodies):
             BadBody: a value is missing, unknown, or does not fit the contract; or an agent has two rows that want an
                 action.
         """
-        tick = self._unpack_rows(body) if self._is_packed else self._read_rows(self._document(body))
-        self._check_agents(tick)
-        return tick
+        return self._unpack_rows(body) if self._is_packed else self._read_rows(self._document(body))
 
     def decode_stop(self, body: bytes) -> Tick | None:
         """Reads a stop; None if its body is empty. A row that has not ended is broken off."""
@@ -157,7 +155,6 @@ class RowBodies(ContractBodies):
         self._read_rewards(tick, reward, count)
         self._read_ends(tick, terminated, truncated, count)
         allowed = self._read_masks(mask, count)
-        self._check_agents(tick)
         if extras:
             self._read_extras(tick, extras)
         if self._is_packed:
@@ -211,14 +208,14 @@ class RowBodies(ContractBodies):
         rewards = np.frombuffer(body, "<f4", count * numbers, _HEAD.size + 4 * count).astype(np.float64)
         by_name = dict(zip(names, rewards.reshape(count, numbers).T, strict=True)) if names else rewards
         self._read_rewards(tick, by_name, count)
-        ends = np.frombuffer(body, np.uint8, count, end - count)
-        if ends.any():
+        if any(ends_data := body[end - count : end]):
+            ends = np.frombuffer(ends_data, np.uint8)
             if (ends & ~np.uint8(TERMINATED | TRUNCATED)).any():
                 index = int((ends & ~np.uint8(TERMINATED | TRUNCATED)).argmax())
                 raise BadBody(f"ends[{index}] is {ends[index]}, expected 0, 2, 4 or 6", field=f"ends[{index}]")
-            tick.terminated, tick.truncated = ends & TERMINATED > 0, ends & TRUNCATED > 0
+            self._read_ends(tick, ends & TERMINATED > 0, ends & TRUNCATED > 0, count)
         else:
-            tick.terminated = tick.truncated = np.zeros(count, np.bool_)
+            self._read_ends(tick, None, None, count)
         columns: dict[str, Any] = {}
         for name, observation in self._columns.items():
             columns[name], end = observation.unpack_rows(body, end, count)
@@ -244,25 +241,12 @@ class RowBodies(ContractBodies):
         if agents.ndim != 1 or not 0 < len(agents) <= self._max_rows:
             got = f"{len(agents)} rows" if agents.ndim == 1 else f"the shape {list(agents.shape)}"
             raise BadBody(f"agent has {got}, expected 1 to {self._max_rows}", field="agent")
-        if agents.min() < 0 or agents.max() >= 2**31:
-            index = int(((agents < 0) | (agents >= 2**31)).argmax())
+        numbers = agents.tolist()
+        if min(numbers) < 0 or max(numbers) >= 2**31:
+            index = next(index for index, number in enumerate(numbers) if not 0 <= number < 2**31)
             place = f"agent[{index}]"
-            raise BadBody(f"{place} is {agents[index]}, expected a whole number from 0 to {2**31 - 1}", field=place)
+            raise BadBody(f"{place} is {numbers[index]}, expected a whole number from 0 to {2**31 - 1}", field=place)
         return agents.astype(np.int64, copy=False)
-
-    def _check_agents(self, tick: Tick) -> None:
-        """Refuses two rows of an agent, unless the first of them ends its episode."""
-        assert tick.agents is not None
-        agents = tick.agents.tolist()
-        if len(set(agents)) == len(agents):
-            return
-        waiting: set[int] = set()
-        for index, (agent, ended) in enumerate(zip(agents, (tick.terminated | tick.truncated).tolist(), strict=True)):
-            if agent in waiting:
-                place = f"agent[{index}]"
-                raise BadBody(f"{place} is {agent}, which has a row before it that has not ended", field=place)
-            if not ended:
-                waiting.add(agent)
 
     def _read_columns(self, value: Any, count: int) -> dict[str, Any]:
         """The rows of all observations, in the contract's order and the game's dtypes."""
@@ -303,12 +287,26 @@ class RowBodies(ContractBodies):
             tick.reward = tick.reward + weight * rewards
 
     def _read_ends(self, tick: Tick, terminated: Any, truncated: Any, count: int) -> None:
-        no_end = np.zeros(count, np.bool_)
-        ended = [
-            no_end if value is None else array_of(value, name, np.bool_, (count,))
-            for name, value in (("terminated", terminated), ("truncated", truncated))
-        ]
-        tick.terminated, tick.truncated = ended
+        """Sets the rows' ends; refuses two rows of an agent, unless the first of them ends its episode."""
+        assert tick.agents is not None
+        ended = tick.terminated = tick.truncated = np.zeros(count, np.bool_)
+        if terminated is not None:
+            ended = tick.terminated = array_of(terminated, "terminated", np.bool_, (count,))
+        if truncated is not None:
+            tick.truncated = array_of(truncated, "truncated", np.bool_, (count,))
+            ended = ended | tick.truncated
+        if ended.any():
+            tick.acting = np.flatnonzero(~ended)
+        agents = tick.agents.tolist()
+        if len(set(agents)) == count:
+            return
+        waiting: set[int] = set()
+        for index, (agent, has_ended) in enumerate(zip(agents, ended.tolist(), strict=True)):
+            if agent in waiting:
+                place = f"agent[{index}]"
+                raise BadBody(f"{place} is {agent}, which has a row before it that has not ended", field=place)
+            if not has_ended:
+                waiting.add(agent)
 
     def _read_masks(self, value: Any, count: int) -> np.ndarray | None:
         """The masks of all choices, uint8 ``[N, choices]``; None if there are none."""
@@ -421,7 +419,9 @@ class _ObservationRows(ObservationValues):
 
 def _numbers(place: str, value: Any, count: int) -> np.ndarray:
     """float64 ``[N]`` numbers that float32 can hold."""
-    if isinstance(value, list) and len(value) == count and all(type(number) is float for number in value):
+    if isinstance(value, np.ndarray) and value.dtype == np.float64 and value.shape == (count,):
+        numbers = value
+    elif isinstance(value, list) and len(value) == count and all(type(number) is float for number in value):
         numbers = np.array(value)  # what a game usually gives
     else:
         numbers = array_of(value, place, np.float64, (count,))

@@ -33,6 +33,7 @@ class Tick:
         forced: actions that are given now, by name: a choice counted from 0, or a float32 array in the game's bounds.
         result: of the seat in a league, unchecked; None: the game gave none.
         agents: numbers of the rows' agents, ``[N]`` int64; None: there are no rows.
+        acting: indices of the rows that want an action, those that have not ended; None: all of them, or no rows.
     """
 
     obs: dict[str, np.ndarray]
@@ -45,12 +46,7 @@ class Tick:
     forced: dict[str, Any] = field(default_factory=dict)
     result: Any = None
     agents: np.ndarray | None = None
-
-    @property
-    def acting(self) -> np.ndarray | None:
-        """Indices of the rows that want an action, those that have not ended; None: all of them, or no rows."""
-        ended = self.terminated | self.truncated
-        return np.flatnonzero(~ended) if self.agents is not None and ended.any() else None
+    acting: np.ndarray | None = None
 
     def row(self, index: int) -> Tick:
         """One row, as a tick without rows."""

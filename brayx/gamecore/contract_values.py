@@ -203,7 +203,9 @@ class ActionValues:
         is_discrete = part.kind == "discrete"
         if isinstance(value, bytes):
             value = np.frombuffer(value, "<i4" if is_discrete else "<f4")
-        array = array_of(value, place, np.int64 if is_discrete else np.float32)
+        dtype = np.dtype(np.int64 if is_discrete else np.float32)
+        is_read = isinstance(value, np.ndarray) and value.dtype.kind == dtype.kind
+        array = value.astype(dtype, copy=False) if is_read else array_of(value, place, dtype.type)
         if not is_discrete and array.shape[1:] != (part.size,):
             if array.ndim > 1 or array.size % part.size:
                 raise BadBody(f"{place} has shape {list(array.shape)}, expected [N, {part.size}]", field=place)

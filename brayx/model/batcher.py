@@ -149,6 +149,30 @@ class Batcher(Generic[Row, Result]):
             raise
         return result
 
+    def at_once(self, row: Row, key: Hashable = None) -> Result | None:
+        """The result of a row that is a whole call, computed now; None: others wait or run, or such a call takes too
+        long for the event loop, so `submit` it.
+
+        Raises:
+            Exception: what ``run`` raised.
+        """
+        if self._run_is_async or self._closed or self._calls or len(self._queue):
+            return None
+        rows, count = [row], self._count([row])
+        if self._pads and count <= self._max_batch_size:
+            self._pad(rows, self._max_batch_size)
+        run = self._count(rows)
+        if self._typical_s.get(run.bit_length(), float("inf")) >= self._inline_below_s:
+            return None
+        started = time.perf_counter()
+        (result,) = self._call_run(rows, key)
+        seconds = time.perf_counter() - started
+        self._took(run, seconds)
+        if self._on_batch is not None:
+            self._on_batch(count, seconds, 0.0)
+        done: Result = result
+        return done
+
     async def submit_many(
         self, rows: Sequence[Row], deadline_s: float | None = None, *, key: Hashable = None
     ) -> list[Result]:
@@ -297,9 +321,7 @@ class Batcher(Generic[Row, Result]):
         if len(results) != len(rows):
             _fail(batch, ModelError(f"{len(rows)} rows came back as {len(results)} results"))
             return
-        size_class = self._count(rows).bit_length()  # calls of 1, 2-3, 4-7, ... rows are alike
-        typical_s = self._typical_s.get(size_class, seconds)
-        self._typical_s[size_class] = typical_s * _STEP if seconds > typical_s else typical_s / _STEP
+        self._took(self._count(rows), seconds)
         for request, result in zip(batch, results, strict=False):
             if not request.future.done():
                 request.future.set_result(result)
@@ -308,6 +330,12 @@ class Batcher(Generic[Row, Result]):
             waited = self._loop.time() - batch[0].arrived - (time.perf_counter() - started)
             count = self._count([request.row for request in batch])
             self._on_batch(count, seconds, max(0.0, waited))
+
+    def _took(self, count: int, seconds: float) -> None:
+        """Notes how long a call took; those of 1, 2-3, 4-7, ... rows are alike."""
+        size_class = count.bit_length()
+        typical_s = self._typical_s.get(size_class, seconds)
+        self._typical_s[size_class] = typical_s * _STEP if seconds > typical_s else typical_s / _STEP
 
     def _set_deadline_timer(self, deadline: float) -> None:
         """One timer for the earliest deadline: a timer per row would cost more than the rest of `submit`."""

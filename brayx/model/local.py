@@ -233,11 +233,18 @@ class LocalModel:
             BrayxError: as `forward_columns`; ShapeMismatch: the arguments do not fit.
         """
         columns = to_columns(self._spec, args)
-        if len(columns[0]) > self._max_batch_size:
+        count = len(columns[0])
+        if count > self._max_batch_size:
             leaves, versions = await self.forward_columns(columns, deadline_s=deadline_s)
         else:
             self._check.check(columns)
-            leaves, versions = await self._block(columns, None, self._until(deadline_s))
+            block = _Columns([np.ascontiguousarray(leaf) for leaf in columns], None)
+            at_once = self._batcher.at_once(block, block)  # type: ignore[arg-type]
+            if at_once is None:
+                leaves, versions = await self._block(columns, None, self._until(deadline_s))
+            else:
+                leaves, version = at_once
+                leaves, versions = [leaf[:count] for leaf in leaves], np.full(count, version, np.int64)
         return Forward(self._spec.unflatten_outputs(leaves), versions)  # type: ignore[arg-type]
 
     def pinned(self, version: int | None = None) -> PinnedHandle:

@@ -196,6 +196,23 @@ async def test_fast_calls_run_on_the_loop_and_slow_ones_in_the_thread(make, engi
     assert all(name.startswith("brayx-batcher") for name in engine.threads)
 
 
+async def test_a_whole_call_runs_at_once_if_it_is_short_and_nothing_waits(make, engine):
+    batcher = make(inline_below_s=10)
+    assert batcher.at_once(1) is None, "nobody knows yet how long it takes"
+    await batcher.submit(1)
+    await let_loop_run()
+    assert batcher.at_once(2) == 4
+    waiting = asyncio.create_task(batcher.submit(3))
+    await asyncio.sleep(0)
+    assert batcher.at_once(4) is None
+    assert await waiting == 6
+    assert engine.batches == [[1], [2], [3]]
+    slow = make(inline_below_s=0)
+    await slow.submit(1)
+    await let_loop_run()
+    assert slow.at_once(1) is None
+
+
 async def test_a_few_delayed_calls_do_not_move_short_ones_to_the_thread(make, monkeypatch):
     """One call in five takes 50 times as long as the rest, as if it waited for the interpreter's lock."""
     now, threads = 0.0, []

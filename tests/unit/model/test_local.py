@@ -497,6 +497,28 @@ async def test_a_full_queue_refuses_a_batch(gated):
         task.cancel()
 
 
+@pytest.mark.parametrize("batch_size", [8, -8])
+async def test_rows_of_one_caller_are_one_call_of_the_newest_version(make, engine, batch_size):
+    batches = []
+    options = {"max_batch_size": batch_size, "inline_below_s": 10.0}
+    model = make(engine, on_batch=lambda rows, *_: batches.append(rows), **options)
+    x = np.arange(9, dtype=np.float32).reshape(3, 3)
+    for version in (1, 2, 3):  # the first call is timed, so it runs in the thread
+        model.load(version, factor(version))
+        outputs, versions = await model.as_caller().forward_rows({"x": x.astype(np.float64)})
+        np.testing.assert_array_equal(outputs["scaled"], x * version)
+        assert versions.tolist() == [version] * 3
+    many, _ = await model.forward_rows({"x": np.tile(x, (4, 1))})
+    np.testing.assert_array_equal(many["scaled"], np.tile(x * 3, (4, 1)))
+    together = await asyncio.gather(model.forward(OBS), model.forward_rows({"x": x}), model.forward(OBS))
+    np.testing.assert_array_equal(together[1].outputs["scaled"], x * 3)
+    assert sum(batches) == 3 * 3 + 12 + 5, "metrics count requested rows"
+    with pytest.raises(BadBody, match=r"obs/x\[1, 0\] is nan"):
+        await model.forward_rows({"x": np.array([[0, 0, 0], [np.nan, 0, 0]], np.float32)})
+    with pytest.raises(ShapeMismatch):
+        await model.forward_rows({"x": np.zeros((2, 4), np.float32)})
+
+
 @pytest.mark.parametrize(
     ("count", "options", "seen"),
     [
