@@ -13,7 +13,7 @@ Adds the bodies to `brayx.gamecore.client.Client`, and knows as little of what i
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from brayx.errors import BadBody, ConfigError
 from brayx.gamecore.client import Client
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.gamecore.contract_rows import RowBodies
 from brayx.gamecore.games import START_S
 from brayx.gamecore.transports.local import ServiceThread
 from brayx.strict_json import parse_json
@@ -32,15 +33,16 @@ class ContractClient:
     Args:
         url: as for `brayx.gamecore.client.Client`.
         contract: what the game observes and does; its ``encoding`` is that of the bodies.
+        rows: the session has several agents: play with `tick_rows` in place of `tick`.
         **options: as for `brayx.gamecore.client.Client`.
 
     Raises:
         ConfigError: the URL cannot be used, or the credentials are inconsistent.
     """
 
-    def __init__(self, url: str | ServiceThread, contract: Contract, **options: Any) -> None:
+    def __init__(self, url: str | ServiceThread, contract: Contract, *, rows: bool = False, **options: Any) -> None:
         self.client = Client(url, **options)
-        self._bodies = ContractBodies(contract)
+        self._bodies: ContractBodies = RowBodies(contract) if rows else ContractBodies(contract)
 
     def start(self, session: str | None = None, *, timeout_s: float = START_S, **more: Any) -> dict[str, Any]:
         """Starts a session, which a training may hold until its model acts; returns the service's answer, such as its
@@ -57,7 +59,8 @@ class ContractClient:
             BrayxError: as for `Client.start`.
         """
         contract = self._bodies.contract
-        body = json.dumps({**contract.as_dict(), **more}).encode()
+        rows = {"rows": True} if isinstance(self._bodies, RowBodies) else {}
+        body = json.dumps({**contract.as_dict(), **rows, **more}).encode()
         reply = self.client.start(body, session, timeout_s=timeout_s)
         try:
             document: Any = parse_json(reply)
@@ -83,10 +86,27 @@ class ContractClient:
         """
         return self._bodies.decode_reply(self.client.tick(self._bodies.encode_tick(obs, reward, **more)))
 
+    def tick_rows(self, agents: Sequence[int], obs: Any, reward: Any = None, **more: Any) -> dict[str, Any]:
+        """Sends a row for each of several agents; returns the actions of those that have not ended, by name.
+
+        Each is int64 ``[N]`` or float32 ``[N, size]``.
+
+        Args:
+            agents, obs, reward, **more: as for `RowBodies.encode_rows`.
+
+        Raises:
+            ConfigError: the client is one of a single agent.
+            BadBody: a value does not fit the contract.
+            BrayxError: as for `Client.tick`.
+        """
+        if not isinstance(self._bodies, RowBodies):
+            raise ConfigError("this client has one agent: expected ContractClient(..., rows=True)")
+        return self._bodies.decode_reply(self.client.tick(self._bodies.encode_rows(agents, obs, reward, **more)))
+
     def stop(self, obs: Any = None, reward: float | Mapping[str, float] | None = None, **more: Any) -> None:
         """Ends the session, with ``terminated=True`` or ``truncated=True`` if the game has ended; arguments and errors
-        as for `tick`."""
-        self.client.stop(self._bodies.encode_tick(obs, reward, **more))
+        as for `tick`. With rows it has no body: agents whose episodes go on are broken off."""
+        self.client.stop(b"" if isinstance(self._bodies, RowBodies) else self._bodies.encode_tick(obs, reward, **more))
 
     def __enter__(self) -> Self:
         self.client.__enter__()

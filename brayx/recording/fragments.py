@@ -80,8 +80,14 @@ def fields_of(episode: Recording, named: Mapping[str, str]) -> Fields:
         named: origins by the field's name, where they differ from the default.
 
     Raises:
-        BadRecording: there is no observation or no action.
+        BadRecording: there is no observation or no action; or a tick has several agents.
     """
+    start = _document(episode.start.encode(errors="surrogateescape"))
+    if isinstance(start, dict) and start.get("rows") is True:
+        raise BadRecording(
+            f"session {episode.session!r} has several agents, a row for each in its ticks: such a recording can be "
+            "watched, but not learned from yet; record a game whose agents have sessions of their own"
+        )
     has = episode.some_columns
     obs = {name: name for name in has if name == "obs" or name.startswith("obs/")}
     observed = {name: origin for name, origin in named.items() if name == "obs" or name.startswith("obs/")}
