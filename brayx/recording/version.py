@@ -33,6 +33,7 @@ class Version:
         label: its name in results and errors.
         module: the module with the version's weights; it is copied.
         example_args: a tuple of example arguments, each leaf with a batch axis.
+        behaviour: of the games that it plays; empty: it has no contract.
 
     Attributes:
         columns: names of the recorded arrays that it needs: ``obs``, or paths such as ``obs/board``.
@@ -43,10 +44,12 @@ class Version:
         ModelError: the module fails on its example.
     """
 
-    def __init__(self, label: str, module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> None:
+    def __init__(
+        self, label: str, module: torch.nn.Module, example_args: tuple[NestedArray, ...], *, behaviour: str = ""
+    ) -> None:
         from brayx.engines.normalised import observed
 
-        self.label = label
+        self.label, self.behaviour = label, behaviour
         self._engine = _engine(module, example_args)
         self._bound = self._engine.bind(self._engine.initial)
         self.spec = self._engine.spec

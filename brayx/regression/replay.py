@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from brayx.errors import BadRecording, ConfigError
+from brayx.actor.contracts import behaviour_of
+from brayx.errors import BadBody, BadRecording, ConfigError
+from brayx.jobs.contracts import parse_contract
+from brayx.jobs.recorded import recorded_contract
 from brayx.jobs.stored_models import stored_model
 from brayx.recording.comparison import Comparison, NotCompared, compare
 from brayx.recording.config import is_named, pattern_hint
@@ -23,6 +26,7 @@ from brayx.recording.reader import Recording
 from brayx.recording.trials import open as open_recordings
 from brayx.recording.version import Version
 from brayx.regression.game import whole_sessions
+from brayx.strict_json import parse_json
 from brayx.tables import aligned
 from brayx.tracking import tracking_uri
 
@@ -101,6 +105,7 @@ class Replay:
         compared: the sessions, in the order of the recordings.
         failed: the sessions that could not be compared.
         unreadable: number of files that cannot be read.
+        others: number of sessions of other behaviours than the version's, which were not compared.
     """
 
     model: str
@@ -108,6 +113,7 @@ class Replay:
     compared: Sequence[Comparison]
     failed: Sequence[NotCompared] = ()
     unreadable: int = 0
+    others: int = 0
 
     @property
     def total(self) -> ReplaySummary:
@@ -121,7 +127,7 @@ class Replay:
             ``model``; ``reference`` or null; ``recordings``, with ``session``, ``recording`` (its id), ``first`` (the
             number of the first tick with another action, or null) and the numbers of `ReplaySummary.as_dict`;
             ``total``, the same numbers; ``failed``, with ``session``, ``recording`` and ``error``; number of
-            ``unreadable`` files.
+            ``unreadable`` files; number of ``other_behaviours``' sessions.
         """
         rows = []
         for comparison in self.compared:
@@ -140,6 +146,7 @@ class Replay:
             "total": self.total.as_dict(),
             "failed": failed,
             "unreadable": self.unreadable,
+            "other_behaviours": self.others,
         }
 
     def __str__(self) -> str:
@@ -174,6 +181,8 @@ class Replay:
         lines += [f"{failure.session} was not compared: {failure.error.message}" for failure in self.failed[:most]]
         if len(self.failed) > most:
             lines.append(f"{len(self.failed) - most} more were not compared")
+        if self.others:
+            lines.append(f"{self.others} sessions of other behaviours were left out")
         if self.unreadable:
             lines.append(f"{self.unreadable} files cannot be read")
         return "\n".join(lines)
@@ -205,7 +214,7 @@ def replay_recording(
         on_session: called after each session with the number of sessions so far.
 
     Raises:
-        BadRecording: there is no recording, or no such session.
+        BadRecording: there is no recording, or no such session, or none of the version's behaviour.
         BrayxError: no session can be compared; this is the first one's error.
         ConfigError: a reference or the job cannot be used.
         ModelNotFound: the registry has no such model.
@@ -217,9 +226,14 @@ def replay_recording(
     uri = tracking_uri(tracking)
     episodes, unreadable = recorded(recording, session, uri)
     *reference, version = [version_of(model, uri, job=job, component=component, trust=trust) for model in models]
+    played = [episode for episode in episodes if plays(version, episode)]
+    if not played:
+        raise BadRecording(
+            f"{recording} has {len(episodes)} sessions, none of behaviour {version.behaviour!r}", file=recording
+        )
     compared: list[Comparison] = []
     failed: list[NotCompared] = []
-    for number, result in enumerate(compare(episodes, version, *reference, tolerance=tolerance), start=1):
+    for number, result in enumerate(compare(played, version, *reference, tolerance=tolerance), start=1):
         if isinstance(result, Comparison):
             compared.append(result)
         else:
@@ -228,7 +242,20 @@ def replay_recording(
     if failed and not compared:
         first = failed[0]
         raise type(first.error)(f"session {first.session!r}: {first.error.message}", **first.error.details)
-    return Replay(version.label, reference[0].label if reference else "", compared, failed, unreadable)
+    others = len(episodes) - len(played)
+    return Replay(version.label, reference[0].label if reference else "", compared, failed, unreadable, others)
+
+
+def plays(version: Version, episode: Recording) -> bool:
+    """Whether a recorded session is of the behaviour that a version plays, as far as that is known."""
+    if not version.behaviour:
+        return True
+    try:
+        start: Any = parse_json(episode.start.encode(errors="surrogateescape")) if episode.start else {}
+    except BadBody:
+        return True
+    named = isinstance(start, Mapping) and ("behaviour" in start or isinstance(start.get("contract"), int))
+    return not named or behaviour_of(start, {}) == version.behaviour
 
 
 def recorded(recording: str, session: str = "", tracking: str | None = None) -> tuple[Sequence[Recording], int]:
@@ -257,7 +284,9 @@ def version_of(
 ) -> Version:
     """The version that a reference names; arguments and errors as for `replay_recording`, or `stored_model`."""
     with stored_model(reference, uri, trust) as stored:
-        return Version(stored.label, *stored.build(job, component))
+        contract = recorded_contract(stored.folder)
+        behaviour = "" if contract is None else parse_contract(contract).behaviour
+        return Version(stored.label, *stored.build(job, component), behaviour=behaviour)
 
 
 def write_ticks(replay: Replay, file: Path) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -21,7 +22,7 @@ from brayx.jobs.gamecores import Gamecores
 from brayx.jobs.shipped import TEMPLATES
 from brayx.model.build import build_model
 from brayx.recording import open as open_recordings
-from brayx.regression.replay import Replay, draw
+from brayx.regression.replay import Replay, draw, plays
 from brayx.tracking import Trial, aliases, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
@@ -148,6 +149,25 @@ def test_two_versions_are_compared_with_each_other_exactly(recorded: Recorded, c
     lines = command("replay", recorded.recordings, "--tracking", recorded.uri, *both).stdout.splitlines()
     assert lines[0] == "models:/cartpole/2 against models:/cartpole/1"
     assert [line.split()[0] for line in lines[2:5]] == [session, replayed_both["recordings"][1]["session"], "in"]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "start", "is_played"),
+    [
+        ("runner", '{"contract": 1, "behaviour": "runner"}', True),
+        ("runner", '{"contract": 1, "behaviour": "chaser"}', False),
+        ("runner", '{"contract": 1}', False),
+        ("agent", '{"contract": 1}', True),
+        ("runner", '{"contract": "sha256:1", "behaviour": "chaser"}', False),
+        ("runner", '{"contract": "sha256:1"}', True),
+        ("runner", "\udcff", True),
+        ("runner", "", True),
+        ("", '{"contract": 1, "behaviour": "chaser"}', True),
+    ],
+)
+def test_a_version_is_compared_with_the_sessions_of_its_behaviour(behaviour: str, start: str, is_played: bool) -> None:
+    version, episode = SimpleNamespace(behaviour=behaviour), SimpleNamespace(start=start)
+    assert plays(version, episode) is is_played  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
