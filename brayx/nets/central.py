@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from brayx.nets.encoders import Numbers, features_of
-from brayx.nets.heads import Categorical, Gaussian, Value
+from brayx.nets.heads import Value, plain_layers
 from brayx.nets.mlp import Towers, linears
 from brayx.nets.policy import (
     NetworkConfig,
@@ -103,15 +103,15 @@ class CentralisedPolicy(nn.Module):
 
     def towers(self) -> Towers | None:
         """The layers of policy and critic if both are plain MLPs on flat arrays; else None. See `Policy.towers`."""
-        head, critic = self.head, self.critic
+        heads, critic = plain_layers(self.head), self.critic
         flat = type(self) is CentralisedPolicy and self.encoder.flat and critic.flat
-        if not flat or not isinstance(head, Categorical | Gaussian) or self.activation not in ("tanh", "relu"):
+        if not flat or heads is None or self.activation not in ("tanh", "relu"):
             return None
         return Towers(
-            (*linears(self.trunk), head.logits if isinstance(head, Categorical) else head.mean),
+            linears(self.trunk),
             (*linears(critic.trunk), critic.value.value),
             "tanh" if self.activation == "tanh" else "relu",
-            head.log_std if isinstance(head, Gaussian) else None,
+            **heads,
         )
 
     def forward(self, obs: Mapping[str, Any]) -> dict[str, Any]:

@@ -176,6 +176,19 @@ class Hybrid(nn.Module):
         return {**self.discrete(x, mask), **self.continuous(x)}
 
 
+def plain_layers(head: nn.Module) -> dict[str, Any] | None:
+    """The parts of `brayx.nets.mlp.Towers` that are a head's; None: it is no linear layer for each kind of action."""
+    discrete, continuous = (head.discrete, head.continuous) if type(head) is Hybrid else (head, head)
+    layers: dict[str, Any] = {}
+    if type(discrete) is Categorical:
+        layers |= {"logits": discrete.logits, "choices": (discrete.logits.out_features,)}
+    elif type(discrete) is MultiHead:
+        layers |= {"logits": discrete.logits, "choices": discrete.num_actions}
+    if type(continuous) is Gaussian:
+        layers |= {"mean": continuous.mean, "log_std": continuous.log_std}
+    return layers if len(layers) == (4 if type(head) is Hybrid else 2) else None
+
+
 class Value(nn.Module):
     """``[..., features] -> [...]``, or ``[..., K]`` with ``K`` reward heads."""
 

@@ -62,22 +62,33 @@ class Towers:
     """The layers of an actor-critic that consists of two plain MLPs, for closed-form gradients.
 
     Attributes:
-        policy, value: the linear layers in order; the same activation follows each layer but the last.
+        policy: the policy's hidden layers in order; the activation follows each.
+        value: the value's layers in order; the same activation follows each but the last.
         activation: ``tanh`` or ``relu``.
-        log_std: ``[D]`` of a Gaussian policy; None: the policy's output is logits.
+        logits: makes the logits of all categories from the policy's hidden layers; None: there are none.
+        choices: number of categories of each discrete action, which share ``logits``.
+        mean: makes the means of a Gaussian from them; None: there is none.
+        log_std: ``[D]`` of the Gaussian.
         encode: makes the input of both from the observation, without parameters; None: the policy's input is the
             observation's first leaf, the value's the last.
+        mask: name of the part of the observation that says which categories are allowed, ``[N, sum of choices]``; None:
+            all are.
     """
 
     policy: tuple[nn.Linear, ...]
     value: tuple[nn.Linear, ...]
     activation: Literal["tanh", "relu"]
+    logits: nn.Linear | None = None
+    choices: tuple[int, ...] = ()
+    mean: nn.Linear | None = None
     log_std: nn.Parameter | None = None
     encode: Callable[[Any], torch.Tensor] | None = None
+    mask: str | None = None
 
     def parameters(self) -> list[nn.Parameter]:
         """All parameters."""
-        layers = [p for layer in (*self.policy, *self.value) for p in layer.parameters()]
+        heads = (head for head in (self.logits, self.mean) if head is not None)
+        layers = [p for layer in (*self.policy, *heads, *self.value) for p in layer.parameters()]
         return layers if self.log_std is None else [*layers, self.log_std]
 
 
@@ -106,4 +117,7 @@ class ActorCritic(nn.Module):
 
     def towers(self) -> Towers | None:
         """The layers; None in a subclass, which may compute something else with them."""
-        return Towers(linears(self.policy), linears(self.value), "tanh") if type(self) is ActorCritic else None
+        if type(self) is not ActorCritic:
+            return None
+        *hidden, logits = linears(self.policy)
+        return Towers(tuple(hidden), linears(self.value), "tanh", logits, (logits.out_features,))

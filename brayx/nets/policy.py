@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
 from brayx.nets.encoders import Numbers, Observation, OneHot, Spatial, features_of
-from brayx.nets.heads import Categorical, Gaussian, Hybrid, MultiHead, Squashed, StateDependent, Value
+from brayx.nets.heads import Categorical, Gaussian, Hybrid, MultiHead, Squashed, StateDependent, Value, plain_layers
 from brayx.nets.lstm import LSTM, State
 from brayx.nets.mlp import MLP, Towers, linears
 from brayx.nets.transformer import Entities
@@ -92,22 +92,22 @@ class Policy(nn.Module):
         return self.outputs(y, y if self.value_trunk is None else self.value_trunk(x), obs)
 
     def towers(self) -> Towers | None:
-        """The layers if policy and value are plain MLPs, behind an encoder without parameters: no mask, one discrete or
-        a Gaussian action."""
-        encoder, head = self.encoder, self.head
-        if type(self) is not Policy or self.shared or not isinstance(encoder, Observation) or encoder.masked:
+        """The layers if policy and value are plain MLPs, behind an encoder without parameters."""
+        encoder, heads = self.encoder, plain_layers(self.head)
+        if type(self) is not Policy or self.shared or not isinstance(encoder, Observation) or heads is None:
             return None
         if next(encoder.parameters(), None) is not None:
             return None
-        if not isinstance(head, Categorical | Gaussian) or self.value.heads or self.activation not in ("tanh", "relu"):
+        if self.value.heads or self.activation not in ("tanh", "relu"):
             return None
         assert self.value_trunk is not None
         return Towers(
-            (*linears(self.trunk), head.logits if isinstance(head, Categorical) else head.mean),
+            linears(self.trunk),
             (*linears(self.value_trunk), self.value.value),
             "tanh" if self.activation == "tanh" else "relu",
-            head.log_std if isinstance(head, Gaussian) else None,
-            None if encoder.flat else encoder,
+            **heads,
+            encode=None if encoder.flat else encoder,
+            mask=MASK if encoder.masked and self._masks else None,
         )
 
     def outputs(self, y: Tensor, for_value: Tensor, obs: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from brayx.nets.mlp import ActorCritic
 from brayx.nets.normaliser import Normalised, follow
 from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.trainer.hooks import Hooks, WithLoss
-from tests.unit.algorithms.ppo_cases import make_batch
+from tests.unit.algorithms.ppo_cases import CASES, make_batch
 
 FLAT = np.zeros(3, np.float32)
 BATCHES = {
@@ -31,6 +31,10 @@ BATCHES = {
     "encoded gaussian": "gaussian",
     "central": "categorical",
     "central gaussian": "gaussian",
+    "central heads": "heads",
+    "heads": "heads",
+    "masked": "masked",
+    "hybrid": "hybrid",
 }
 
 
@@ -51,7 +55,7 @@ def network(kind):
     torch.manual_seed(0)
     if kind == "ready":
         return ActorCritic(3, 3, hidden=(6, 5)).double()
-    action = {"action_size": 2} if "gaussian" in kind else {"num_actions": 3}
+    action = {"action_size": 2} if "gaussian" in kind else {"num_actions": [3, 2] if "heads" in kind else 3}
     options = NetworkConfig(hidden=[6, 5], activation="relu" if kind == "relu" else "tanh")
     if "central" in kind:
         seen = {"obs": FLAT, "state": torch.zeros(4).numpy()}
@@ -60,6 +64,9 @@ def network(kind):
         module, _ = policy_for({"kind": np.int64(0), "x": FLAT}, **action, encoders=encoder_of, network=options)
         follow(module, {"x": 3 * torch.randn(50, 3)}, torch.ones(50), lambda x: x)
         return module.double()
+    if kind in ("masked", "hybrid"):
+        obs, action, _, _ = CASES[kind]
+        return policy_for(obs, **action, network=options)[0].double()
     return policy_for(FLAT, **action, network=options)[0].double()
 
 
@@ -163,13 +170,17 @@ def test_only_plain_networks_report_towers():
     flat = FLAT
     masked = {"x": flat, "action_mask": np.ones(2, np.int8)}
     assert policy_for({"x": flat, "y": flat}, num_actions=2)[0].towers() is not None
-    assert policy_for(masked, num_actions=2)[0].towers() is None
+    assert policy_for(masked, num_actions=2)[0].towers() is not None
     units = {"x": flat, "units": np.zeros((4, 3), np.float32)}
     assert policy_for(units, num_actions=2, network=NetworkConfig(entities=["units"]))[0].towers() is None
-    for action, options in (({"num_actions": 2}, {"shared": True}), ({"num_actions": [2, 3]}, {})):
+    for action, options in (
+        ({"num_actions": 2}, {"shared": True}),
+        ({"action_size": 2}, {"distribution": "squashed"}),
+        ({"num_actions": 2, "action_size": 2}, {"distribution": "sde"}),
+    ):
         assert policy_for(flat, **action, network=NetworkConfig(**options))[0].towers() is None
-    for observed, action in (({"a": flat}, {"num_actions": 2}), (flat, {"num_actions": [2, 3]})):
-        assert central_policy_for({"obs": observed, "state": flat}, **action)[0].towers() is None
+    for observed in ({"a": flat}, masked):
+        assert central_policy_for({"obs": observed, "state": flat}, num_actions=2)[0].towers() is None
     frozen = ActorCritic(3, 2)
     frozen.policy.layers[0].weight.requires_grad_(False)
     assert build(PPOConfig(), frozen, torch.optim.Adam(frozen.value.parameters())).closed_form is None
