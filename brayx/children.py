@@ -290,6 +290,7 @@ class _Fork:
             os.setpgid(0, 0)
             for number in systems.ENDING:
                 signal.signal(number, signal.SIG_DFL)
+            atexit._clear()  # what ends with this process does not end with the fork
             os.close(outgoing)  # or it would never see this end closed
             os.close(incoming)
             _run(Channel(their_incoming, their_outgoing), words)

@@ -196,7 +196,7 @@ def test_a_process_without_children_talks_over_any_pipes() -> None:
 
 
 FORKS = """
-import os, signal, sys, time
+import atexit, os, signal, sys, time
 import psutil
 from brayx.children import Child, ChildDied
 
@@ -213,6 +213,7 @@ def raised(function):
         return str(error)
 
 imported = "before the fork"
+atexit.register(lambda: print("the end", file=sys.stderr, flush=True))
 child = Child("said", "a word", forks=True)
 child.start()
 assert child.ask("where") == ("before the fork", ("a word",), True)
@@ -234,7 +235,7 @@ os._exit(0)  # its child ends with it
 
 def test_a_fork_shares_what_is_imported_and_ends_as_other_children_do() -> None:
     ran = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120)
-    assert ran.returncode == 0, ran.stderr
+    assert (ran.returncode, ran.stderr) == (0, ""), "a fork does not end what its parent began"
     until(lambda: is_gone(int(ran.stdout)), "it ends", 30.0)
 
 
