@@ -157,9 +157,14 @@ def _gather(name: str, values: list[Any], gathered: Values) -> None:
     elif len(set(map(type, values))) > 1:
         raise Irregular
     elif kind is Step:
+        if len({np.shape(step.log_prob) for step in values}) > 1:
+            raise Irregular
         _gather("obs", [step.obs for step in values], gathered)
         _gather("action", [step.action for step in values], gathered)
-        gathered["log_prob"] = [float(step.log_prob) for step in values]
+        if np.shape(first.log_prob):  # of several agents
+            gathered["log_prob"] = [step.log_prob for step in values]
+        else:
+            gathered["log_prob"] = [float(step.log_prob) for step in values]
         gathered["policy_version"] = [step.policy_version for step in values]
         if first.extras or any(step.extras for step in values):
             gathered.update(_by_key([step.extras for step in values]))

@@ -9,6 +9,7 @@ import pytest
 
 from brayx.recording.columns import Forwarded
 from brayx.recording.group import PACK_TICKS
+from brayx.types import Step
 from tests.recorded import Tick, columns_of
 
 
@@ -45,3 +46,21 @@ def test_a_name_that_no_file_can_have_costs_no_other_array() -> None:
     columns = columns_of([tick(number, x=1.5, of={"\ud800": 1.0}) for number in range(2)])
     assert list(columns.arrays) == ["x"]
     assert columns.left_out == {"of/\\ud800": "its name is not Unicode text"}
+
+
+@pytest.mark.parametrize(("rows", "is_kept"), [((2, 2), True), ((2, 3), False)])
+def test_steps_of_several_agents_are_kept_if_they_are_as_many_at_each_tick(
+    rows: tuple[int, ...], is_kept: bool
+) -> None:
+    ticks = []
+    for number, count in enumerate(rows):
+        log_prob = np.full(count, number, np.float32)
+        step = Step(np.ones((count, 4)), np.zeros((count, 2)), log_prob, np.ones(count, np.int64))
+        ticks.append(tick(number, step=step, z=number))
+    columns = columns_of(ticks)
+    assert columns.arrays["z"].tolist() == [0, 1]
+    assert ("log_prob" in columns.arrays) is is_kept
+    if is_kept:
+        assert columns.arrays["log_prob"].tolist() == [[0, 0], [1, 1]]
+    else:
+        assert "its shape varies" in columns.left_out["log_prob"]
