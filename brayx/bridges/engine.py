@@ -343,7 +343,8 @@ def _encoded(session: _Session) -> bytes:
     agents, seen, rewards, masks, ends, infos = zip(*session.steps, strict=True)
     choices = None
     if any(mask is not None for mask in masks):
-        choices = {part.name: [_choices(mask, part) for mask in masks] for part in contract.discrete if part.mask}
+        parts = [part for part in contract.discrete if part.mask]
+        choices = {part.name: b"".join([_choices(mask, part) for mask in masks]) for part in parts}
     ended: dict[str, Any] = {}
     if any(ends):
         ended = {name: [end == name for end in ends] for name in ("terminated", "truncated")}
@@ -363,9 +364,9 @@ def _encoded(session: _Session) -> bytes:
         raise
 
 
-def _choices(mask: Mapping[str, Any] | None, part: ActionPart) -> Any:
+def _choices(mask: Mapping[str, Any] | None, part: ActionPart) -> bytes:
     choices = None if mask is None else mask.get(part.name)
-    return [1] * part.size if choices is None else choices
+    return b"\1" * part.size if choices is None else bytes(choices)
 
 
 def _check(session: _Session) -> None:
