@@ -21,7 +21,7 @@ from brayx.actions import MASKED
 from brayx.actor.agent import Agent, State, forward, pinned, push, record, services_in_use
 from brayx.actor.decode import sample_action
 from brayx.actor.rows import RowMemory, forward_rows
-from brayx.actor.trajectories import BROKEN_OFF, GOES_ON, TERMINATED, TRUNCATED, Piece, Rows, Trajectories
+from brayx.actor.trajectories import BROKEN_OFF, GOES_ON, TERMINATED, TRUNCATED, Piece, Rows, Trajectories, ends_of
 from brayx.errors import BadBody, BadLimits
 from brayx.gamecore.contract import ActionPart, Contract
 from brayx.gamecore.contract_actions import named_actions, named_rows
@@ -159,7 +159,7 @@ class ContractAgent(Agent):
         agents = [np.int64(0) if tick.agents is None else tick.agents for tick in ticks]
         return Rows(
             join(agents),
-            join([_ends(state) for state in states]),
+            join([ends_of(state.input, BROKEN_OFF if state.kind == "stop" else GOES_ON) for state in states]),
             {name: join([step.obs[name] for step in steps]) for name in blank.obs},
             join([step.action for step in steps]),
             join([step.log_prob for step in steps]).astype(np.float32),
@@ -241,13 +241,6 @@ def _spread(values: Any, tick: Tick) -> Any:
         return array
 
     return optree.tree_map(of_all, values)
-
-
-def _ends(state: State) -> Any:
-    """How the episodes of a state's rows are after it, uint8."""
-    tick: Tick = state.input
-    goes_on = BROKEN_OFF if state.kind == "stop" else GOES_ON
-    return np.where(tick.terminated, TERMINATED, np.where(tick.truncated, TRUNCATED, goes_on)).astype(np.uint8)
 
 
 class ActionLimits:

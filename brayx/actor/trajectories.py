@@ -6,16 +6,22 @@ agent is one of rows, too, each of its ticks having one. Knows nothing of bodies
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from brayx.gamecore.contract_ticks import Tick
 from brayx.types import Fragment, Step
 
 GOES_ON, TERMINATED, TRUNCATED, BROKEN_OFF = range(4)
 """How an agent's episode is after a row. The action of a row that ends one has no meaning."""
+
+
+def ends_of(tick: Tick, goes_on: int) -> Any:
+    """How the episodes of a tick's rows are after it, uint8; ``goes_on`` is for rows that have not ended."""
+    return np.where(tick.terminated, TERMINATED, np.where(tick.truncated, TRUNCATED, goes_on)).astype(np.uint8)
 
 
 @dataclass(frozen=True)
@@ -44,9 +50,10 @@ class Rows:
         """Some of the rows, in this order."""
         return _mapped(lambda column: column[index], self)
 
-    def after(self, earlier: Rows) -> Rows:
-        """The earlier rows, then these."""
-        return _mapped(lambda *columns: np.concatenate(columns), earlier, self)
+    @staticmethod
+    def joined(parts: Sequence[Rows]) -> Rows:
+        """One or more parts, one after the other."""
+        return _mapped(lambda *columns: np.concatenate(columns), *parts)
 
 
 def _mapped(function: Callable[..., np.ndarray], *rows: Rows) -> Rows:
@@ -105,7 +112,7 @@ class Trajectories:
             done: no more rows will come: episodes that go on are cut.
         """
         if self._waiting is not None:
-            rows = rows.after(self._waiting)
+            rows = Rows.joined([self._waiting, rows])
         if (rows.agent != rows.agent[0]).any():
             rows = rows.take(rows.agent.argsort(kind="stable"))
         agents, ends = rows.agent, rows.end

@@ -69,3 +69,20 @@ def policy_action(contract: Contract, actions: Mapping[str, Any]) -> np.ndarray:
         low, high = np.asarray(part.low), np.asarray(part.high)
         numbers += ((np.asarray(actions[part.name], np.float64) - low) / (0.5 * (high - low)) - 1).tolist()
     return np.asarray([*choices, *numbers], np.float32)
+
+
+def policy_rows(contract: Contract, actions: Mapping[str, np.ndarray]) -> np.ndarray:
+    """As `policy_action`, of several actions: ``[N, ...]``.
+
+    Args:
+        contract: the game's.
+        actions: by name, ``[N]`` or ``[N, size]``, as `brayx.gamecore.contract_values.ActionValues` reads them.
+    """
+    choices = [actions[part.name] - part.start for part in contract.discrete]
+    if not contract.continuous:
+        return np.stack(choices, -1) if len(choices) > 1 else choices[0]
+    columns = [choice[:, np.newaxis] for choice in choices]
+    for part in contract.continuous:
+        low, high = np.asarray(part.low), np.asarray(part.high)
+        columns.append((actions[part.name].astype(np.float64) - low) / (0.5 * (high - low)) - 1)
+    return np.concatenate(columns, -1).astype(np.float32)

@@ -19,6 +19,8 @@ from brayx.types import NestedArray
 
 ERROR = "error"
 """Start of the event of a failed tick; the error follows."""
+NOT_APPLIED = ("fallback", ERROR)
+"""Events of ticks whose action did not reach the game."""
 
 
 Forwarded = tuple[str, NestedArray, int, float]

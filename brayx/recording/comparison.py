@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from brayx.errors import BrayxError
+from brayx.errors import BadRecording, BrayxError
 from brayx.recording.columns import ERROR, TickColumns, concatenated
 from brayx.recording.differences import TOLERANCE, Decisions, Differences, differences, is_read
 from brayx.recording.reader import Recording
+from brayx.recording.rows import has_rows
 from brayx.recording.version import Leaves, Version
 
 if TYPE_CHECKING:
@@ -152,6 +153,8 @@ class _ComparableTicks:
         needed = [name for version in versions for name in version.columns]
         needed += [] if len(versions) > 1 else ["action"]
         try:
+            if has_rows(episode):
+                raise BadRecording(f"session {episode.session!r} has several agents, whose ticks are not compared yet")
             self._spans = episode.spans(needed)
             if len(episode) and not self._spans:
                 episode.read(0, 1, needed)  # its error names the arrays that exist

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from brayx.errors import BadRecording
-from brayx.recording.columns import TickColumns, texts
+from brayx.recording.columns import NOT_APPLIED, TickColumns, texts
 from brayx.recording.gather import AS_FRAMES
 from brayx.replay.steps import BLOCK_ROWS, tree_of
 from brayx.types import Fragment
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from brayx.recording.reader import Recording
 
 INPUT, OUTPUT = "input/", "output/"
-_NOT_APPLIED = ("fallback", "error")
-"""Events of ticks whose action did not reach the game."""
 _STANDARD = ("obs", "action", "reward", "terminated", "log_prob", "policy_version")
 
 
@@ -80,14 +78,8 @@ def fields_of(episode: Recording, named: Mapping[str, str]) -> Fields:
         named: origins by the field's name, where they differ from the default.
 
     Raises:
-        BadRecording: there is no observation or no action; or a tick has several agents.
+        BadRecording: there is no observation or no action.
     """
-    start = _document(episode.start.encode(errors="surrogateescape"))
-    if isinstance(start, dict) and start.get("rows") is True:
-        raise BadRecording(
-            f"session {episode.session!r} has several agents, a row for each in its ticks: such a recording can be "
-            "watched, but not learned from yet; record a game whose agents have sessions of their own"
-        )
     has = episode.some_columns
     obs = {name: name for name in has if name == "obs" or name.startswith("obs/")}
     observed = {name: origin for name, origin in named.items() if name == "obs" or name.startswith("obs/")}
@@ -161,7 +153,7 @@ def _run_length(rows: TickColumns) -> int:
     """Number of leading ticks without a gap whose actions reached the game."""
     number, events = rows.number, rows.event
     for index, event in enumerate(events):
-        if any(name in event for name in _NOT_APPLIED):
+        if any(name in event for name in NOT_APPLIED):
             return index
         if index and ("skipped" in event or number[index] != number[index - 1] + 1):
             return index

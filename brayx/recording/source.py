@@ -24,9 +24,10 @@ from brayx.gamecore.protocol import agent_of
 from brayx.recording.addresses import absolute
 from brayx.recording.config import Selection, is_named
 from brayx.recording.fragments import INPUT, OUTPUT, Fields, fields_of, fragments
+from brayx.recording.rows import has_rows, row_fragments
 from brayx.replay.files import Dataset, Format
 from brayx.replay.steps import BLOCK_ROWS, ActionsOf
-from brayx.types import Fragment
+from brayx.types import Fragment, flatten
 
 if TYPE_CHECKING:
     from brayx.recording.reader import Recording, Recordings
@@ -147,16 +148,24 @@ class RecordingsReader:
 
     def _all(self, fields: Mapping[str, str], most: int | None) -> Iterator[tuple[Fields, Fragment]]:
         recordings, known, refused, last = self.recordings(), None, 0, ""
+        has_read = False
         for episode in recordings:
             try:
                 if not selects(self.only, episode):
                     continue
+                if has_rows(episode):
+                    for fragment in row_fragments(episode):
+                        paths = {path: path for path in flatten(fragment.obs, "obs")}
+                        has_read = True
+                        yield Fields(paths, "action", "reward", "terminated", "", ""), fragment
+                    continue
                 known = known or fields_of(episode, fields)
+                has_read = True
                 for fragment in fragments(episode, known, most):
                     yield known, fragment
             except BadRecording as error:
                 refused, last = refused + 1, error.message
-        if refused and known is None:
+        if refused and not has_read:
             raise ConfigError(f"{self.address}: {last}", path=self.address)
         if refused:
             logger.warning(

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from brayx.errors import ConfigError
 from brayx.recording import dataset
 from brayx.recording.chunks import write_chunk
 from brayx.recording.fragments import fields_of, fragments
@@ -105,9 +104,3 @@ def test_a_long_session_comes_in_fragments_that_continue(tmp_path: Path) -> None
     assert [fragment.obs[-1, 0] for fragment in pieces] == [2, 4, 6]
     (whole,) = fragments(episode, fields_of(episode, {}), most=None)
     assert whole.reward.tolist() == [1, 2, 3, 4, 5, 6, 7]
-
-
-def test_a_session_of_several_agents_is_refused_in_words(tmp_path: Path) -> None:
-    save(tmp_path, "a", [tick(0), tick(1)], start='{"contract": 1, "rows": true}')
-    with pytest.raises(ConfigError, match="'a' has several agents, a row for each in its ticks"):
-        list(dataset(tmp_path))
