@@ -287,7 +287,7 @@ class _Fork:
         (their_incoming, outgoing), (incoming, their_outgoing) = os.pipe(), os.pipe()
 
         def run() -> None:
-            os.setpgid(0, 0)
+            os.setsid()  # also apart for a scheduler that shares cores by sessions: it would slow what waits for games
             for number in systems.ENDING:
                 signal.signal(number, signal.SIG_DFL)
             atexit._clear()  # what ends with this process does not end with the fork
