@@ -22,6 +22,8 @@ from brayx.recording.reader import Recording
 _MAX_LOGITS = 2**23
 """Logits of one version that are kept; of a session with more, there are no probabilities."""
 
+_LOOKED_AT = 2000
+"""Ticks in which it is looked whether actions were sampled."""
 Say = Callable[..., None]
 """Writes a message of these fields."""
 
@@ -59,9 +61,9 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
         say: called with ``state`` and ``progress``, a share.
 
     Returns:
-        The summary, `ReplaySummary` as a dict with ``first_at``, the index of its ``first``; and arrays over the ``N``
-        compared ticks: ``number``, ``equal``, ``kl``, ``value``, and as far as the version has them
-        ``version/action``, ``version/logits``, ``version/value``, and the same of the ``reference``.
+        The summary, `ReplaySummary` as a dict with ``first_at``, the index of its ``first``, and ``sampled``; and
+        arrays over the ``N`` compared ticks: ``number``, ``equal``, ``kl``, ``value``, and as far as the version has
+        them ``version/action``, ``version/logits``, ``version/value``, and the same of the ``reference``.
 
     Raises:
         BrayxError: there is no comparison.
@@ -88,7 +90,8 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
     arrays = {"number": comparison.number, "equal": comparison.equal, "kl": comparison.kl, "value": comparison.value}
     for name, choices in zip(("version", "reference"), chosen, strict=False):
         arrays |= choices.arrays(name)
-    return {**asdict(ReplaySummary.of([comparison])), "first_at": _index(episode, comparison.first)}, arrays
+    facts = {"first_at": _index(episode, comparison.first), "sampled": not reference and _is_sampled(episode)}
+    return {**asdict(ReplaySummary.of([comparison])), **facts}, arrays
 
 
 def _episode(folder: str, recording: str) -> Recording:
@@ -96,6 +99,16 @@ def _episode(folder: str, recording: str) -> Recording:
     if episode is None:
         raise RecordingUnknown(f"there is no recording {recording!r} in {folder}")
     return episode
+
+
+def _is_sampled(episode: Recording) -> bool:
+    """Whether some recorded action is not the most likely one of the recorded logits, among the first ticks."""
+    names = {name.rpartition("/")[2]: name for name in reversed(episode.columns)}
+    if not {"logits", "action"} <= names.keys():
+        return False
+    columns = episode.read(0, _LOOKED_AT, [names["logits"], names["action"]])
+    logits, action = (columns.arrays[names[name]] for name in ("logits", "action"))
+    return logits.ndim == 2 and action.ndim == 1 and bool((logits.argmax(-1) != action).any())
 
 
 def _index(episode: Recording, number: int | None) -> int | None:

@@ -61,6 +61,8 @@ class ComparisonDocument(Document):
     """False: it is estimated from the log-probabilities of the recorded actions."""
     value: float | None = None
     """Mean absolute difference of the values; null: not known."""
+    sampled: bool = False
+    """Whether recorded actions were sampled, so that some differ by chance from a version's most likely ones."""
     curves: RecordedCurvesDocument | None = None
     """``KL`` and ``value difference`` by tick. In a long session, each point is the largest of a span of ticks."""
 
@@ -236,6 +238,7 @@ class _Comparison:
             kl_max=summary["kl_max"],
             kl_exact=summary["exact"],
             value=summary["value"],
+            sampled=summary["sampled"],
             curves=self._curves(),
         )
 

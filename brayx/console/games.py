@@ -66,6 +66,8 @@ class BoardDocument(Document):
     rows: Annotated[list[Annotated[list[CellDocument], Field(max_length=32)]], Field(max_length=32)]
     moves: Annotated[list[BoardMoveDocument], Field(max_length=1024)] = []
     """The human's legal moves; empty: the game has ended."""
+    line: Annotated[list[tuple[int, int]], Field(max_length=1024)] = []
+    """Row and column of each cell that decided the game, such as four in a row."""
     result: Literal["win", "draw", "loss"] | None = None
     """The human's result; null: the game goes on, or was given up."""
 
@@ -75,6 +77,8 @@ class GameDocument(Document):
 
     game: str
     board: BoardDocument
+    sessions: list[str] = []
+    """Ids of the game's sessions, one for each of the job's agents."""
     opponent: dict[str, Any] | None
     """The job's choice, with keys such as ``player``, ``version`` and ``points``; null: it did not say."""
     over: bool
@@ -248,7 +252,7 @@ class HumanGame:
         data = b"" if body is None else json.dumps(body, separators=(",", ":")).encode()
         if kind == "start":
             client = self._clients[agent] = self._connect()
-            reply = client.start(data, f"{self.id}-agent-{agent}")
+            reply = client.start(data, self._session(agent))
             with contextlib.suppress(ValueError, AttributeError, TypeError):  # not every reply names an opponent
                 self._opponent = dict(from_json(reply).get("opponent")) or self._opponent
             return reply
@@ -259,7 +263,11 @@ class HumanGame:
 
     def _document(self) -> GameDocument:
         assert self._shown is not None
-        return GameDocument(game=self.id, board=self._shown, opponent=self._opponent, over=self.over)
+        sessions = [self._session(agent) for agent in self._clients]
+        return GameDocument(game=self.id, board=self._shown, sessions=sessions, opponent=self._opponent, over=self.over)
+
+    def _session(self, agent: str) -> str:
+        return f"{self.id}-agent-{agent}"
 
 
 def _run(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import IO, Annotated, Any
 from urllib.parse import quote
@@ -11,6 +13,7 @@ from urllib.parse import quote
 import numpy as np
 from fastapi import APIRouter, Path, Query
 from fastapi.responses import Response, StreamingResponse
+from pydantic import Field
 from starlette.types import Receive, Scope, Send
 
 import brayx.recording
@@ -18,13 +21,16 @@ from brayx.actor.live_ticks import LiveTick
 from brayx.console.documents import MAX_POINTS, Document
 from brayx.console.downloads import Downloads, FileFormat, formats_of
 from brayx.console.ticks import RecordedCurvesDocument, TickDocument, body_of, tick_of
-from brayx.errors import BadRecording, RecordingUnknown
+from brayx.errors import BadRecording, BrayxError, RecordingUnknown
+from brayx.gamecore.contract import Contract
 from brayx.recording import reader
 from brayx.recording.columns import texts
 from brayx.recording.frames import png
 
 _LISTING_S = 2.0
 """How long a listing of recordings is cached."""
+_LOOKED_THROUGH = 20_000
+"""Newest recordings among which a query selects."""
 _MAX_WHOLE_STEP = 40
 """Maximum distance between drawn ticks at which the whole recording is read."""
 _PIECE_BYTES = 1 << 18
@@ -39,6 +45,8 @@ _TYPES = {
 FirstTick = Annotated[int, Query(ge=0, description="index of the first tick")]
 TickCount = Annotated[int, Query(ge=1, le=1000, description="number of ticks")]
 _Named = Annotated[str, Query(description="only sessions with this id (* stands for any text), or of this game")]
+_Limit = Annotated[int, Query(ge=1, le=10_000, description="maximum number of recordings")]
+_First = Annotated[int, Query(ge=0, description="number of newer recordings that are left out")]
 _PNG: dict[int | str, dict[str, Any]] = {200: {"content": {"image/png": {}}}, 204: {"description": "no frame"}}
 _FILE: dict[int | str, dict[str, Any]] = {200: {"content": {kind: {} for kind in _TYPES.values()}}}
 
@@ -64,6 +72,27 @@ class RecordingDocument(Document):
     """Formats in which it can be downloaded here."""
 
 
+class RecordingsQuery(Document):
+    """Which recordings are selected; by default all."""
+
+    end: str = Field("", description="only sessions with this end, such as stop")
+    player: str = Field("", description="only sessions of this player, such as main or main:7")
+    errors: bool = Field(False, description="only sessions with errors or other unusual events")
+    min_return: float | None = Field(None, description="only sessions with at least this return")
+    max_return: float | None = Field(None, description="only sessions with at most this return")
+
+    def selects(self, episode: reader.Recording) -> bool:
+        """Whether it selects a recording."""
+        result = math.nan if episode.result is None else episode.result
+        return (
+            self.end in ("", episode.end)
+            and self.player in ("", episode.player, episode.player.partition(":")[0])
+            and not (self.errors and not episode.events + episode.lost)
+            and not (self.min_return is not None and not result >= self.min_return)
+            and not (self.max_return is not None and not result <= self.max_return)
+        )
+
+
 class RecordingsDocument(Document):
     """Recordings of the job's folder."""
 
@@ -71,9 +100,9 @@ class RecordingsDocument(Document):
     total: int
     """Number of all recordings."""
     selected: int
-    """Number of recordings that match the requested session or game."""
+    """Number of recordings that match the query."""
     recordings: list[RecordingDocument]
-    """The newest of the selected recordings, newest first."""
+    """A page of the selected recordings, newest first."""
     unreadable: dict[str, str]
     """Files that cannot be read, with the reason."""
 
@@ -86,6 +115,10 @@ class RecordedTicksDocument(Document):
     """Body of the session's start: JSON, or else text."""
     start_reply: Any
     """Reply to it; null: an older recording, which lacks it."""
+    labels: dict[str, list[str]] = {}
+    """Names of the values of observations, by the observation's name, if the start is a contract that has them."""
+    action_labels: list[str] = []
+    """Names of the choices of the only discrete action; empty: the contract has none."""
     first: int
     ticks: list[TickDocument]
 
@@ -136,17 +169,25 @@ def routes(folder: RecordingFolder) -> APIRouter:
     downloads = Downloads()
 
     @router.get("")
-    def recordings(limit: Annotated[int, Query(ge=1, le=10_000)] = 200, session: _Named = "") -> RecordingsDocument:
-        """The newest recordings."""
+    def recordings(
+        query: Annotated[RecordingsQuery, Query()], session: _Named = "", limit: _Limit = 200, first: _First = 0
+    ) -> RecordingsDocument:
+        """The newest recordings, a page of them at a time."""
         listing = folder.listing()
         if listing is None:
             return RecordingsDocument(folder=folder.path, total=0, selected=0, recordings=[], unreadable={})
-        newest, selected = listing.newest(limit, session)
+        if query == RecordingsQuery():
+            newest, selected = listing.newest(first + limit, session)
+        else:
+            named, _ = listing.newest(_LOOKED_THROUGH, session)
+            newest = [episode for episode in named if query.selects(episode)]
+            selected = len(newest)
+        page = newest[first : first + limit]
         return RecordingsDocument(
             folder=folder.path,
             total=len(listing),
             selected=selected,
-            recordings=[_recording(episode) for episode in newest],
+            recordings=[_recording(episode) for episode in page],
             unreadable=listing.unreadable,
         )
 
@@ -214,8 +255,26 @@ def _ticks(episode: reader.Recording, first: int, count: int) -> RecordedTicksDo
     ]
     start, reply = (body_of(text.encode(errors="surrogateescape")) for text in (episode.start, episode.start_reply))
     return RecordedTicksDocument(
-        recording=_recording(episode), start=start, start_reply=reply, first=first, ticks=[*map(tick_of, ticks)]
+        recording=_recording(episode),
+        start=start,
+        start_reply=reply,
+        first=first,
+        ticks=[*map(tick_of, ticks)],
+        **_labels(start),
     )
+
+
+def _labels(start: Any) -> dict[str, Any]:
+    """``labels`` and ``action_labels`` of a start's body; empty: it is no contract."""
+    try:
+        contract = Contract.parse(start)
+    except BrayxError:
+        return {}
+    choices = [part.labels for part in contract.discrete]
+    return {
+        "labels": {spec.name: list(spec.labels) for spec in contract.observations if spec.labels},
+        "action_labels": list(choices[0]) if len(choices) == 1 else [],
+    }
 
 
 def _curves(episode: reader.Recording) -> RecordedCurvesDocument:
@@ -223,16 +282,30 @@ def _curves(episode: reader.Recording) -> RecordedCurvesDocument:
     if step <= _MAX_WHOLE_STEP:
         columns = episode.read()
         numbers, arrays = columns.number[::step], {name: array[::step] for name, array in columns.arrays.items()}
+        inputs = texts(columns.input)[::step]
     else:  # of a long recording, read only the ticks that are drawn
         parts = [episode.read(first, 1) for first in range(0, len(episode), step)]
         numbers = np.concatenate([part.number for part in parts])
+        inputs = [text for part in parts for text in texts(part.input)]
         arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
     curves = {
         name: array.astype(float).tolist()
         for name, array in arrays.items()
         if array.ndim == 1 and array.dtype.kind in "biuf" and np.isfinite(array).all()
     }
+    if "reward" not in curves and (rewards := _rewards(inputs)):
+        curves["reward"] = rewards
     return RecordedCurvesDocument(ticks=numbers.tolist(), curves=curves)
+
+
+def _rewards(inputs: Sequence[bytes]) -> list[float]:
+    """The field ``reward`` of the games' bodies, 0 where a body has none; empty: no body has one."""
+    bodies = map(body_of, inputs)
+    rewards = [body.get("reward") if isinstance(body, dict) else None for body in bodies]
+    numbers = [
+        float(reward) if isinstance(reward, int | float) and math.isfinite(reward) else None for reward in rewards
+    ]
+    return [number or 0.0 for number in numbers] if any(number is not None for number in numbers) else []
 
 
 class _FileResponse(StreamingResponse):

@@ -32,6 +32,9 @@ class TrialDocument(Document):
     """Number of games in the mean return."""
     champion: str
     is_child: bool
+    began_s: float = 0.0
+    ended_s: float | None = None
+    """Unix time; null: it has not ended."""
     can_stop: bool = False
     """Whether this console can stop it: the console's job trains it, and can be interrupted."""
 
@@ -73,6 +76,11 @@ def routes(source: Source) -> APIRouter:
             numbers={name: value for name, value in numbers.items() if np.isfinite(value)},
             curves={name: thinned(trial.history(name)) for name in shown[:_MAX_CURVES]},
         )
+
+    @router.get("/{run_id}/settings")
+    def settings(run_id: str) -> dict[str, str]:
+        """The options of a trial's job, by dotted names."""
+        return tracking.Trial.attach(source.uri, run_id).params()
 
     @router.post("/{run_id}/stop")
     def stop(run_id: str) -> DoneDocument:

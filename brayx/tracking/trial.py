@@ -206,6 +206,11 @@ class Trial:
             points = client_of(self.uri).get_metric_history(self.run_id, _metric_name(metric))
         return sorted((point.step, point.value) for point in points)
 
+    def params(self) -> dict[str, str]:
+        """The options that `log_params` wrote, as text."""
+        with telling(f"cannot read params of trial {self.name!r}"):
+            return dict(self._run().data.params)
+
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Writes options, nested ones with dotted names.
 

@@ -38,6 +38,7 @@ class TrialRow:
         champion: ``NAME version N`` if the champion of a registered model comes from this trial; otherwise empty.
         is_child: it belongs to the trial above, as a player's trial to its league's, and is named after the player.
         run_id: MLflow's id of it.
+        began_s, ended_s: Unix times; None: it has not ended.
     """
 
     project: str
@@ -49,6 +50,8 @@ class TrialRow:
     champion: str
     is_child: bool = False
     run_id: str = ""
+    began_s: float = 0.0
+    ended_s: float | None = None
 
 
 def trials(uri: str, project: str = "") -> list[TrialRow]:
@@ -81,6 +84,8 @@ def trials(uri: str, project: str = "") -> list[TrialRow]:
             champions.get(run.info.run_id, ""),
             is_child,
             run.info.run_id,
+            run.info.start_time / 1e3,
+            run.info.end_time / 1e3 if run.info.end_time else None,
         )
         for run, is_child in _below_parents(runs)
     ]

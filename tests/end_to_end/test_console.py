@@ -210,6 +210,8 @@ def test_recordings_trials_health_and_refusals(served: tuple[Job, Serving, Conso
     until(lambda: console.get("/api/job")["refusals"].get("bad_body", 0.0) > before, "it is counted", WAIT_S)
     assert console.get("/openapi.json")["paths"]["/api/job"]
     assert "https://" not in console.http.get("/docs").text, "nothing is downloaded"
+    calls = [call for methods in console.get("/openapi.json")["paths"].values() for call in methods.values()]
+    assert all(call.get("description") for call in calls), "/docs has a line for every call"
     for method, path in (
         ("GET", "/api/nothing"),
         ("POST", "/api/job"),

@@ -75,12 +75,14 @@ def test_a_human_plays_a_requested_version_to_the_end(served: tuple[Serving, Con
         assert console.refusal("POST", path, json={"move": wrong}) == (400, "bad_request")
     (session,) = [row["session"] for row in console.get("/api/sessions")]
     assert session == f"{game['game']}-agent-red"
+    assert game["sessions"] == [session]
     while not game["over"]:
         before = marks(game)
         game = console.post(path, {"move": game["board"]["moves"][0]["move"]})
         assert game["over"] or marks(game) == before + 2
     assert game["board"]["moves"] == []
     assert game["board"]["result"] in ("win", "draw", "loss")
+    assert len(game["board"]["line"]) == (0 if game["board"]["result"] == "draw" else 4)
     assert console.get("/api/sessions") == [], "the game told its session how it ended"
     assert console.refusal("POST", path, json={"move": 0}) == (404, "session_unknown")
 
@@ -142,6 +144,8 @@ def test_a_human_plays_in_the_page_by_keyboard_and_touch(served: tuple[Serving, 
         until(lambda: stones(page) >= 2, "the agent has answered", WAIT_S)
         expect(page.get_by_text("Your move.")).to_be_visible()
         page.get_by_role("button", name="play column 1").click()
+        expect(page.get_by_text("What the agent thought")).to_be_visible()
+        expect(page.get_by_text(re.compile(r"▸ +\d +\d+\.\d%"))).to_be_visible()
         until(lambda: stones(page) >= 4, "the agent has answered", WAIT_S)
         expect(page.get_by_text("Your move.")).to_be_visible()
         page.get_by_role("button", name="Give up").click()

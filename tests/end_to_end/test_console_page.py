@@ -20,6 +20,7 @@ from brayx.errors import BrayxError
 from brayx.gamecore.auth import Keys, new_key
 from brayx.jobs.kinds import RenderConfig
 from brayx.local.serving import Serving
+from brayx.tracking import Trial
 from tests.end_to_end.conftest import SHOWN_MS, overflow
 from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code
 from tests.end_to_end.jobs import FREE_PORTS, job_folder, setting
@@ -37,6 +38,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Job, Serv
     job.add(1, "champion")
     job.add(2, "candidate")
     job.trial.log_metrics({"return/last_100_games": 3.0, "learner/loss": 0.5, "session/games": 7.0}, 10)
+    job.trial.log_metrics({"session/games": 9.0, "session/ended": 2.0}, 20)
     with job.served() as (serving, console):
         assert console.get("/api/models"), "MLflow, which takes long to import on a busy machine, is imported by now"
         yield job, serving, console
@@ -112,7 +114,7 @@ def test_a_session_is_followed_while_its_game_plays(served: tuple[Job, Serving, 
     page.goto(f"{console.url}/session?id=nobody")
     expect(page.get_by_text("Session 'nobody' is not running.")).to_be_visible()
     page.get_by_role("link", name="Its recording").click()
-    expect(page.get_by_label("session or game")).to_have_value("nobody")
+    expect(page.get_by_label("Session or game")).to_have_value("nobody")
 
 
 def test_a_promotion_changes_what_the_next_session_acts_with(served: tuple[Job, Serving, Console], page: Page) -> None:
@@ -170,15 +172,16 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
     page.goto(f"{console.url}/recordings")
     row = page.get_by_role("cell", name="recorded", exact=True)
     expect(row).to_be_visible()
-    page.get_by_label("session or game").fill("bot-*")
-    expect(page.get_by_text("No recorded session has this id or game.")).to_be_visible()
+    page.get_by_label("Session or game").fill("bot-*")
+    expect(page.get_by_text(re.compile("^No recording is like that"))).to_be_visible()
     expect(row).to_be_hidden()
-    page.get_by_label("session or game").fill("rec*")
+    page.get_by_label("Session or game").fill("rec*")
     row.click()
     number = page.get_by_text("Tick", exact=True).locator("xpath=following-sibling::*")
     expect(number).to_have_text("0")
     expect(page.get_by_text("300 ticks, end: stop, return 7")).to_be_visible()
-    expect(page.get_by_text("its reply: Game Started")).to_be_visible()
+    page.get_by_text("Start and its reply").click()
+    expect(page.get_by_text("→ Game Started")).to_be_visible()
     for key, shown in (
         ("ArrowRight", 1),
         ("Shift+ArrowRight", 11),
@@ -277,6 +280,8 @@ def test_a_recording_is_compared_with_another_version(served: tuple[Job, Serving
     page.get_by_role("button", name="Compare").click()
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
     expect(page.get_by_text("watched 3 against the recording, 20 ticks.")).to_be_visible()
+    expect(page.get_by_text("It would have chosen differently in 90% of the ticks.")).to_be_visible()
+    expect(page.get_by_text("The recorded actions were sampled")).to_be_hidden()
     expect(page.get_by_text("Equal actions", exact=True).locator("xpath=following-sibling::*")).to_have_text("10.0%")
     expect(page.get_by_text("watched 3: action 0, value 0")).to_be_visible()
     expect(page.locator(".nicegui-echart canvas:visible")).to_have_count(3)
@@ -294,17 +299,42 @@ def test_a_recording_is_compared_with_another_version(served: tuple[Job, Serving
 def test_trials_and_an_empty_league(served: tuple[Job, Serving, Console], page: Page) -> None:
     _, _, console = served
     page.goto(f"{console.url}/trials")
-    page.get_by_role("cell", name="t", exact=True).click()
+    page.get_by_label("Search").fill("nothing")
+    expect(page.get_by_role("link", name="t", exact=True)).to_be_hidden()
+    page.get_by_label("Search").fill(f"{PROJECT} running")
+    expect(page.get_by_role("button", name="Compare")).to_be_disabled()
+    page.get_by_role("link", name="t", exact=True).click()
     expect(page.get_by_text(f"{PROJECT} / t: running")).to_be_visible()
     charts = page.locator(".nicegui-echart canvas:visible")
     expect(charts).to_have_count(2)
     page.get_by_text("Games and sessions", exact=True).click()
-    expect(charts).to_have_count(3)
-    page.get_by_text("Learner", exact=True).click()
+    expect(charts).to_have_count(3)  # of the two in the group, one is a straight line
+    page.get_by_text("Games and sessions", exact=True).click()
     expect(charts).to_have_count(2)
+    page.get_by_text("Settings", exact=True).click()
+    expect(page.get_by_text("None.", exact=True)).to_be_visible()
     expect(page.get_by_role("button", name="Stop training")).to_be_hidden()
     page.goto(f"{console.url}/league")
     expect(page.get_by_text("There is no league in this store.")).to_be_visible()
+
+
+def test_trials_are_compared_in_one_chart(served: tuple[Job, Serving, Console], page: Page) -> None:
+    job, _, console = served
+    for name, rate in (("fast", 0.1), ("slow", 0.01)):
+        trial = Trial.open("compared", name, job.uri)
+        trial.log_params({"trainer": {"learning_rate": rate, "gamma": 0.9}})
+        for step in (10, 20):
+            trial.log_metrics({"return/last_100_games": rate * step}, step)
+        trial.finish()
+    page.goto(f"{console.url}/trials")
+    for name in ("fast", "slow"):
+        page.get_by_role("row", name=re.compile(f"^{name} ")).get_by_role("checkbox").click()
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_role("cell", name="trainer.learning_rate")).to_be_visible()
+    for text in ("0.1", "0.01"):
+        expect(page.get_by_role("cell", name=text, exact=True)).to_be_visible()
+    expect(page.get_by_role("cell", name="trainer.gamma")).to_have_count(0)
+    expect(page.locator(".nicegui-echart canvas:visible")).to_have_count(1)
 
 
 def test_an_unknown_page_says_so(served: tuple[Job, Serving, Console], page: Page) -> None:
@@ -345,6 +375,9 @@ def test_pages_fit_the_screen_in_light_and_dark_and_in_each_language(
         expect(page.locator("html")).to_have_attribute("lang", locale)
         assert overflow(page) == 0, f"{name or 'overview'} is wider than {width} pixels"
         assert page.evaluate("document.body.classList.contains('body--dark')") == (scheme == "dark")
+        if locale == "zh-CN":
+            shown = page.locator("body").inner_text()
+            assert [text for text in CHINESE if len(text) > 8 and text in shown] == []
         expect(page.locator("[aria-current=page]")).to_be_in_viewport(ratio=1.0)
         for other in frame.PAGES:
             expect(page.get_by_role("link", name=texts[other]).first).to_be_in_viewport(ratio=1.0)
@@ -383,7 +416,7 @@ def test_a_reader_sees_and_cannot_control_and_a_lost_job_is_told(
         (tmp_path / "recordings").mkdir()
         (tmp_path / "recordings" / "broken.parquet").write_bytes(b"no Parquet")
         page.goto(f"{console.url}/recordings")
-        expect(page.get_by_text(re.compile(r"^0 in .*; 1 file cannot be read: .*broken\.parquet"))).to_be_visible()
+        expect(page.get_by_text(re.compile(r"^0 in .*; 1 files cannot be read: .*broken\.parquet"))).to_be_visible()
         expect(page.get_by_text("Nothing is recorded yet.")).to_be_hidden()
 
         words = ["console", console.url, "--keys-file", str(file), "--key", key]

@@ -28,6 +28,7 @@ def add_page(app: FastAPI, connect: Connect) -> None:
     from brayx.console.page import league, models, overview, play, recordings, sessions, trials
     from brayx.console.page.frame import missing
 
+    ui.button.default_props("no-caps")
     for part in (overview, sessions, recordings, models, league, play, trials):
         part.add(connect)
     ui.run_with(

@@ -7,6 +7,8 @@ from typing import Any
 
 from nicegui import ui
 
+from brayx.console.page.words import tr
+
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c8c8c"]
 """Colours that colour-blind people can tell apart (Okabe and Ito 2008). The last one is grey instead of black, which
 would be invisible in dark mode."""
@@ -142,11 +144,11 @@ def _heat_options(members: Sequence[str], cells: Sequence[tuple[int, int, float]
         "visualMap": {
             "min": 0, "max": 1, "calculable": False, "orient": "horizontal", "left": "center", "bottom": 0,
             "inRange": {"color": ["#d55e00", "#f2f2f2", "#0072b2"]}, "textStyle": _TEXT, "itemHeight": 90,
-            "itemWidth": 12, "text": ["wins", "loses"],
+            "itemWidth": 12, "text": [tr("wins"), tr("loses")],
         },
         "series": [
             {
-                "type": "heatmap", "name": "win rate",
+                "type": "heatmap", "name": tr("win rate"),
                 "data": [[column, row, round(rate, 2)] for column, row, rate in cells],
                 "label": {"show": len(members) <= _FEW, "color": "#222", "fontSize": 11},
             }

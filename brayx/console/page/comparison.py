@@ -12,14 +12,14 @@ from brayx.console.page.caller import ApiCaller
 from brayx.console.page.charts import Lines
 from brayx.console.page.frame import MUTED, Alert, number, sentence
 from brayx.console.page.tick import ActionBars, fact
+from brayx.console.page.words import tr
 from brayx.console.ticks import TickDocument
 from brayx.errors import BrayxError
 
 _EVERY_S = 0.5
 _OWN_SPACE = "(event) => { if (event.key === ' ') event.stopPropagation() }"
 """Keeps the space bar at a focused button: without it, the key would press the button and also play the recording."""
-_RECORDED = "the recording"
-_TITLES = {"KL": "KL, nats", "value difference": "Value, difference"}
+_TITLES = {"KL": "KL divergence, nats", "value difference": "Difference of the values"}
 """Title of each curve."""
 _COLOURS = {"reference": "positive", "version": "warning"}
 
@@ -52,13 +52,15 @@ class Compare:
         self._requested = 0
         self._windows: dict[int, dict[int, ComparedTickDocument]] = {}
         self._versions: dict[str, dict[str, str]] = {}
-        self._none = ui.label("There is no registered version to compare with yet.").classes(MUTED)
+        self._none = ui.label(tr("There is no registered version to compare with yet.")).classes(MUTED)
         with ui.row().classes("w-full items-center gap-2") as self._choice:
-            self._model = ui.select([], label="model", on_change=self._of_model).classes("w-56")
+            self._model = ui.select([], label=tr("model"), on_change=self._of_model).classes("w-56")
             self._model.props("dense outlined")
-            self._version = ui.select({}, label="version").classes("w-56").props("dense outlined")
-            self._reference = ui.select({"": _RECORDED}, value="", label="with").classes("w-56").props("dense outlined")
-            self._button = ui.button("Compare", on_click=self._press).props("outline")
+            self._version = ui.select({}, label=tr("version")).classes("w-56").props("dense outlined")
+            self._reference = (
+                ui.select({"": tr("the recording")}, value="", label=tr("with")).classes("w-56").props("dense outlined")
+            )
+            self._button = ui.button(tr("Compare"), on_click=self._press).props("outline")
             self._button.on("keydown", js_handler=_OWN_SPACE)
         self._none.set_visibility(False)
         self._choice.set_visibility(False)
@@ -71,33 +73,45 @@ class Compare:
         with self._result:
             with ui.row().classes("w-full items-start gap-x-6 gap-y-1"):
                 with ui.column().classes("gap-0"):
-                    ui.label("First other action").classes(f"text-xs {MUTED}")
-                    self._jump = ui.button(on_click=self._to_first).props("flat no-caps padding=none")
+                    ui.label(tr("First other action")).classes(f"text-xs {MUTED}")
+                    self._jump = ui.button(on_click=self._to_first).props("flat padding=none")
                     self._jump.on("keydown", js_handler=_OWN_SPACE)
                 self._facts = {
                     name: fact(name) for name in ("Equal actions", "Mean KL", "Highest KL", "Value, difference")
                 }
+            self._words = ui.label().classes("font-semibold").mark("comparison")
+            self._sampled = ui.label(
+                "⚠ "
+                + tr(
+                    "The recorded actions were sampled; the version's are its most likely ones. Some differ by chance."
+                )
+            )
             self._note = ui.label().classes(MUTED)
-            self._charts = {name: Lines("tick", title, height="h-40") for name, title in _TITLES.items()}
+            self._charts = {name: Lines(tr("tick"), tr(title), height="h-40") for name, title in _TITLES.items()}
         for part in (self._progress, self._result):
             part.set_visibility(False)
         self._timer = ui.timer(_EVERY_S, self._ask, active=False)
 
-    async def load(self) -> None:
+    async def load(self, chosen: str = "") -> None:
         """Loads the versions to choose from.
+
+        Args:
+            chosen: the version that is chosen at first, as ``models:/NAME/VERSION``; empty: the newest.
 
         Raises:
             BrayxError: the store cannot be read.
         """
         models: list[ModelDocument] = await self._caller.get(list[ModelDocument], "/api/models")
         self._versions = {model.name: _named(model) for model in models if model.versions}
-        names = list(self._versions)
+        names = sorted(self._versions, key=lambda name: chosen not in self._versions[name])
         self._none.set_visibility(not names)
         self._choice.set_visibility(bool(names))
         self._model.set_visibility(len(names) > 1)
         self._model.set_options(names, value=next(iter(names), None))
         every = {reference: text for versions in self._versions.values() for reference, text in versions.items()}
-        self._reference.set_options({"": _RECORDED, **every}, value="")
+        self._reference.set_options({"": tr("the recording"), **every}, value="")
+        if chosen in self._versions.get(self._model.value, {}):
+            self._version.set_value(chosen)
 
     def _of_model(self) -> None:
         versions = self._versions.get(self._model.value, {})
@@ -129,7 +143,7 @@ class Compare:
 
     async def _press(self) -> None:
         if self._timer.active:
-            self._stop("Stopped.")
+            self._stop(tr("Stopped."))
             return
         if not self._version.value:
             return
@@ -141,8 +155,8 @@ class Compare:
         for part, shown in ((self._failure, False), (self._result, False), (self._progress, True)):
             part.set_visibility(shown)
         self._progress.set_value(0.0)
-        self._state.set_text("Starting …")
-        self._button.set_text("Stop")
+        self._state.set_text(tr("Starting …"))
+        self._button.set_text(tr("Stop"))
         self._timer.activate()
         await self._ask()
 
@@ -157,7 +171,7 @@ class Compare:
         if not self._timer.active or query != self._query:  # stopped meanwhile
             return
         self._progress.set_value(round(comparison.progress, 3))
-        self._state.set_text(f"{sentence(comparison.state)[:-1]} …")
+        self._state.set_text(f"{sentence(tr(comparison.state))[:-1]} …")
         if comparison.done:
             self._stop("")
             self._put(comparison)
@@ -165,7 +179,7 @@ class Compare:
 
     def _stop(self, text: str) -> None:
         self._timer.deactivate()
-        self._button.set_text("Compare")
+        self._button.set_text(tr("Compare"))
         self._progress.set_visibility(False)
         self._state.set_text(text)
 
@@ -174,20 +188,26 @@ class Compare:
         self._failure.say(error)
 
     def _put(self, comparison: ComparisonDocument) -> None:
-        against = _short(comparison.reference) if comparison.reference else _RECORDED
-        left_out = (
-            f"; {number(comparison.left_out)} without their observation or action are left out"
-            if comparison.left_out
-            else ""
+        against = _short(comparison.reference) if comparison.reference else tr("the recording")
+        words = tr(
+            "{version} against {other}, {ticks} ticks",
+            version=_short(comparison.version),
+            other=against,
+            ticks=number(comparison.ticks),
         )
-        estimated = "" if comparison.kl_exact or comparison.kl is None else (
-            "; KL is estimated from the log-probabilities of the recorded actions"
-        )  # fmt: skip
-        self._note.set_text(
-            f"{_short(comparison.version)} against {against}, {number(comparison.ticks)} ticks{left_out}{estimated}."
-        )
+        if comparison.left_out:
+            count = number(comparison.left_out)
+            words += "; " + tr("{count} without their observation or action are left out", count=count)
+        if not comparison.kl_exact and comparison.kl is not None:
+            words += "; " + tr("KL is estimated from the log-probabilities of the recorded actions")
+        self._note.set_text(f"{words}.")
+        share = 0.0 if comparison.agreement is None else 1.0 - comparison.agreement
+        self._words.set_text(tr("It would have chosen differently in {share} of the ticks.", share=f"{share:.0%}"))
+        self._sampled.set_visibility(comparison.sampled)
         self._first = comparison.first
-        self._jump.set_text("none" if comparison.first is None else f"tick {number(comparison.first)}")
+        self._jump.set_text(
+            tr("none") if comparison.first is None else tr("tick {number}", number=number(comparison.first))
+        )
         self._jump.set_enabled(comparison.first is not None)
         texts = {
             "Equal actions": "-" if comparison.agreement is None else f"{comparison.agreement:.1%}",
@@ -206,15 +226,15 @@ class Compare:
         self._beside.clear()
         with self._beside:
             if tick is None:
-                ui.label("This tick was left out of the comparison.").classes(MUTED)
+                ui.label(tr("This tick was left out of the comparison.")).classes(MUTED)
                 return
             for name, chosen in tick.chosen.items():
-                text = f"{_short(self._query[name])}: action {chosen.action}"
-                text += "" if chosen.value is None else f", value {number(chosen.value)}"
+                text = tr("{version}: action {action}", version=_short(self._query[name]), action=chosen.action)
+                text += "" if chosen.value is None else ", " + tr("value {value}", value=number(chosen.value))
                 ui.label(text).classes("font-semibold").mark(f"compared-{name}")
-                bars = ActionBars("It has no `logits`, or too many for all ticks.", _COLOURS[name])
+                bars = ActionBars(tr("It has no `logits`, or too many for all ticks."), _COLOURS[name])
                 bars.show(chosen.probabilities, chosen.action)
-            verdict = "the same action" if tick.equal else "another action"
+            verdict = tr("the same action") if tick.equal else tr("another action")
             ui.label("; ".join([verdict, *([] if tick.kl is None else [f"KL {number(tick.kl)}"])])).classes(MUTED)
 
     async def _to_first(self) -> None:

@@ -54,6 +54,15 @@ _STYLE = """
   .body--dark .q-btn--outline, .body--dark .q-btn--flat { --q-primary: #56b4e9; --q-negative: #f97316; }
 </style>
 """
+_FIRST = """
+<style>
+  #brayx-first { position: fixed; inset: 0 0 auto 0; height: 44px; padding: 10px 16px; box-sizing: border-box;
+    background: #0072b2; color: white; font: bold 18px system-ui, sans-serif; }
+  body:has(#app > *) #brayx-first { display: none; }
+</style>
+<div id="brayx-first">brayx / TITLE</div>
+"""
+"""Shown until the browser has loaded the page's scripts, which takes long on a busy machine."""
 _END = """
 <script>
   addEventListener("load", () => {
@@ -92,6 +101,7 @@ def frame(title: str, connect: Connect) -> Iterator[ApiCaller]:
     ui.page_title(f"{tr(title)} - brayx console")
     ended = tr("The job has ended, or its console cannot be reached. `brayx console` shows what is kept of it.")
     ui.add_head_html(_STYLE + _END.replace("TEXT", json.dumps(ended)))
+    ui.add_body_html(_FIRST.replace("TITLE", tr(title)))
     ui.colors(primary="#0072b2", positive="#00805f", negative="#c2410c", warning="#b45309")
     dark = ui.dark_mode(None)
     path = request.url.path

@@ -11,6 +11,7 @@ from brayx.console.page.caller import Connect
 from brayx.console.page.charts import HeatMap, Lines
 from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number
 from brayx.console.page.listing import Listing
+from brayx.console.page.words import tr
 
 _MAX_MEMBERS = 24
 """Maximum members in the heat map, which has the strongest."""
@@ -26,29 +27,29 @@ def add(connect: Connect) -> None:
 
 
 def _league(first: LeagueDocument | None) -> Callable[[LeagueDocument | None], None]:
-    none = empty("There is no league in this store. `brayx new NAME --template league` makes a job with one.")
+    none = empty(tr("There is no league in this store. `brayx new NAME --template league` makes a job with one."))
     body = ui.column().classes("w-full items-stretch gap-4")
     with body:
         title = ui.label().classes("text-xl font-bold")
         about = ui.label().classes(MUTED)
-        heading("Standings")
+        heading(tr("Standings"))
         standings = Listing[StandingDocument](
             "member",
             {
                 "Member": lambda row: f"{row.member} ★" if row.champion else row.member,
                 "Points": lambda row: round(row.points),
-                "95 % interval": lambda row: f"{row.low:.0f} to {row.high:.0f}",
+                "95 % interval": lambda row: tr("{low} to {high}", low=f"{row.low:.0f}", high=f"{row.high:.0f}"),
                 "Elo": lambda row: round(row.elo),
                 "Games": lambda row: row.games,
                 "Env steps": lambda row: number(row.env_steps),
             },
         )
-        heading("Payoff")
-        ui.label("Share of games that the row won against the column; a draw is half a win.").classes(MUTED)
+        heading(tr("Payoff"))
+        ui.label(tr("Share of games that the row won against the column; a draw is half a win.")).classes(MUTED)
         payoff = HeatMap()
-        heading("Ratings")
-        no_curves = empty("No player's rating has changed yet.")
-        ratings = Lines("env steps")
+        heading(tr("Ratings"))
+        no_curves = empty(tr("No player's rating has changed yet."))
+        ratings = Lines(tr("env steps"))
 
     def update(league: LeagueDocument | None) -> None:
         none.set_visibility(league is None)
@@ -56,9 +57,9 @@ def _league(first: LeagueDocument | None) -> Callable[[LeagueDocument | None], N
         if league is None:
             return
         title.set_text(f"{league.project} / {league.trial}")
-        champion = "no champion yet" if league.champion is None else f"champion {league.champion}"
-        counted = ", ".join(f"{number(count)} {name.replace('_', ' ')}" for name, count in league.counters.items())
-        about.set_text(f"{champion}; games: {counted}")
+        champion = league.champion or tr("none yet")
+        counted = ", ".join(f"{number(count)} {tr(name.replace('_', ' '))}" for name, count in league.counters.items())
+        about.set_text(tr("champion: {champion}; games: {games}", champion=champion, games=counted))
         standings.show(league.standings)
         members = [row.member for row in league.standings][:_MAX_MEMBERS]
         place = {member: index for index, member in enumerate(members)}

@@ -23,6 +23,7 @@ _ACTIONS = """
 """Buttons of a row: links, or events."""
 _ROW = """
 <q-tr :props="props">
+  <q-td v-if="props.row.choice" auto-width><q-checkbox v-model="props.selected" dense class="brayx-action" /></q-td>
   <q-td v-for="(col, place) in props.cols.filter(col => col.name)" :key="col.name" :props="props"
     :title="props.row.full[col.name]">
     <a v-if="place === 0 && props.row.href" class="brayx-row" :href="props.row.href">{{ col.value }}</a>
@@ -35,7 +36,10 @@ _ROW = """
 _CARD = """
 <component :is="props.row.href ? 'a' : 'div'" class="brayx-card w-full" :href="props.row.href">
   <div style="display: flex; justify-content: space-between; gap: 8px; font-weight: 600">
-    <span>{{ props.cols[0].value }}</span>
+    <span>
+      <q-checkbox v-if="props.row.choice" v-model="props.selected" dense @click.stop />
+      {{ props.cols[0].value }}
+    </span>
     <span>{{ props.cols.filter(col => col.name === props.row.lead).map(col => col.value)[0] }}</span>
   </div>
   <div style="display: flex; flex-wrap: wrap; column-gap: 14px; font-size: 13px">
@@ -65,6 +69,7 @@ class Listing(ui.table, Generic[T]):
         link: the address of a document's page.
         actions: buttons of a document by name: the address that each leads to; empty: `on_action` is called.
         on_action: called with the document's key and the button's name.
+        on_select: called when the viewer has chosen other rows, see `selected`; None: rows cannot be chosen.
     """
 
     def __init__(
@@ -76,8 +81,10 @@ class Listing(ui.table, Generic[T]):
         link: Callable[[T], str] | None = None,
         actions: Callable[[T], Mapping[str, str]] | None = None,
         on_action: Callable[[Any, str], Any] | None = None,
+        on_select: Callable[[], Any] | None = None,
     ) -> None:
         self._key, self._cells, self._lead, self._link, self._actions = key, columns, lead, link, actions
+        self._choice = on_select is not None
         columns_shown: list[dict[str, Any]] = [
             {"name": name, "label": tr(name), "field": name, "align": "right" if place else "left", "sortable": True}
             for place, name in enumerate(columns)
@@ -85,6 +92,9 @@ class Listing(ui.table, Generic[T]):
         if actions is not None:
             columns_shown.append({"name": "", "label": "", "field": ""})
         super().__init__(columns=columns_shown, rows=[], row_key="key", pagination=_ROWS)
+        if on_select is not None:
+            self.set_selection("multiple")
+            self.on_select(on_select)
         self.classes("w-full").props('flat bordered dense :grid="Quasar.Screen.lt.sm"').set_visibility(False)
         self.add_slot("body", _ROW)
         self.add_slot("item", _CARD)
@@ -101,7 +111,7 @@ class Listing(ui.table, Generic[T]):
             buttons = self._actions(document) if self._actions else {}
             actions = [{"name": name, "label": tr(name), "href": place or None} for name, place in buttons.items()]
             row = {"key": getattr(document, self._key), "href": href, "lead": self._lead, "full": full}
-            rows.append(row | {"actions": actions} | cells)
+            rows.append(row | {"actions": actions, "choice": self._choice} | cells)
         self.set_visibility(bool(rows))
         self.props["hide-pagination"] = len(rows) <= _ROWS
         if self.rows != rows:

@@ -111,7 +111,7 @@ class _Model:
         self._rows: dict[int, _Row] = {}
         with ui.row().classes("w-full items-center justify-between"):
             heading(name)
-            self._back = ui.button(icon="undo", on_click=self._roll_back).props("outline no-caps")
+            self._back = ui.button(icon="undo", on_click=self._roll_back).props("outline")
         self._seen: _Seen | None = None
         self._listing = Listing[_Row](
             "key",
@@ -202,9 +202,9 @@ class _Canary:
         with ui.row().classes("w-full items-center gap-4"):
             self._slider = ui.slider(min=0, max=1, step=0.01, on_change=lambda event: self._say(event.value))
             self._slider.props(f'aria-label="{tr("share of the canary")}"').classes("max-w-md grow")
-            ui.button(tr("Set"), on_click=self._set).props("outline no-caps")
-            self._promotion = ui.button(tr("Promote the canary"), on_click=self._promote).props("outline no-caps")
-            ui.button(tr("End the canary"), on_click=self._end).props("outline no-caps color=negative")
+            ui.button(tr("Set"), on_click=self._set).props("outline")
+            self._promotion = ui.button(tr("Promote the canary"), on_click=self._promote).props("outline")
+            ui.button(tr("End the canary"), on_click=self._end).props("outline color=negative")
 
     def show(self, canary: CanaryDocument, model: ModelDocument | None, arms: list[ArmDocument]) -> None:
         """Shows its share, and both arms' results."""

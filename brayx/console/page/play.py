@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable
 from typing import Any
 
@@ -12,12 +13,17 @@ from brayx.console.documents import DoneDocument
 from brayx.console.games import BoardDocument, BoardMoveDocument, CellDocument, GameDocument
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.frame import MUTED, Alert, empty, frame, heading, loading, number, sentence, since
+from brayx.console.page.tick import ActionBars
+from brayx.console.page.words import tr
 from brayx.console.play import OpponentListDocument
+from brayx.console.sessions import TicksDocument
 from brayx.errors import BrayxError
 
-_ENDS = {"win": "You win.", "loss": "You lose.", "draw": "A draw."}
+_ENDS = {"win": "You win.", "loss": "You lose.", "draw": "A draw.", "": "The game has ended."}
 _MOVE = "#0072b238"
 """Background of a cell that is a legal move, in light and dark mode."""
+_CHANGED, _DECIDES = "3px solid #56b4e9", "4px solid #009e73"
+"""Frames of a cell that has changed since the board before, and of one that decides the game."""
 _CELL_PX = 56
 """Maximum side of a cell. Cells are smaller on a phone, so that seven fit into 390 pixels."""
 
@@ -26,32 +32,38 @@ def add(connect: Connect) -> None:
     """Adds the page."""
 
     @ui.page("/play")
-    def play() -> None:
+    def play(opponent: str = "") -> None:
         with frame("Play", connect) as caller:
-            _Play(caller)
+            _Play(caller, opponent)
 
 
 class _Play:
     """One viewer's games, one after the other."""
 
-    def __init__(self, caller: ApiCaller) -> None:
-        self._caller = caller
+    def __init__(self, caller: ApiCaller, opponent: str) -> None:
+        self._caller, self._first_opponent = caller, opponent
         self._game: GameDocument | None = None
-        self._busy = False
-        heading("Play against a version")
+        self._busy, self._after = False, 0
+        heading(tr("Play against a version"))
         self._none = empty("")
         self._none.set_visibility(False)
         self._loading = loading()
         with ui.column().classes("w-full items-stretch gap-3") as self._body:
             with ui.row().classes("w-full items-center gap-2"):
-                self._opponent = ui.select({"": "as served"}, value="", label="opponent").classes("w-56")
+                self._opponent = ui.select({"": tr("as served")}, value="", label=tr("opponent")).classes("w-56")
                 self._opponent.props("dense outlined")
-                self._new = ui.button("New game", on_click=self._begin)
-                self._leave = ui.button("Give up", on_click=self._give_up).props("outline color=negative")
+                self._new = ui.button(tr("New game"), on_click=self._begin)
+                self._leave = ui.button(tr("Give up"), on_click=self._give_up).props("outline color=negative")
             self._about = ui.label().classes(MUTED)
             self._state = ui.label().classes("text-lg font-semibold").props('role="status"')
             self._failure = Alert()
-            self._board = _BoardGrid(self._move)
+            with ui.row().classes("w-full items-start gap-6"):
+                with ui.column().classes("grow min-w-0"):
+                    self._board = _BoardGrid(self._move)
+                with ui.column().classes("w-72") as self._thought:
+                    heading(tr("What the agent thought"))
+                    self._bars = ActionBars("")
+            self._thought.set_visibility(False)
             self._keys = ui.label().classes(f"text-xs {MUTED}")
         self._body.set_visibility(False)
         self._leave.set_visibility(False)
@@ -64,17 +76,21 @@ class _Play:
         except BrayxError as error:
             choice = OpponentListDocument(why_not=sentence(error.message))
         self._loading.clear()
-        self._none.set_text(choice.why_not)
+        self._none.set_text(tr(choice.why_not))
         self._none.set_visibility(bool(choice.why_not))
         self._body.set_visibility(not choice.why_not)
+        first = self._first_opponent if self._first_opponent in choice.opponents else ""
         self._requests = {"": None, **choice.opponents}
-        self._opponent.set_options({"": "as served", **{name: name for name in choice.opponents}}, value="")
-        self._about.set_text(f"You have {since(choice.think_s)} for a move; after that the game is lost.")
+        self._opponent.set_options({"": tr("as served"), **{name: name for name in choice.opponents}}, value=first)
+        self._about.set_text(tr("You have {time} for a move; after that the game is lost.", time=since(choice.think_s)))
 
     async def _begin(self) -> None:
         if self._game is not None and not self._game.over:
             await self._give_up()
-        self._state.set_text("Beginning …")
+        self._state.set_text(tr("Beginning …"))
+        self._after = 0
+        self._thought.set_visibility(False)
+        self._board.forget()
         body = {"opponent": self._requests[self._opponent.value]}
         await self._play(self._caller.post(GameDocument, "/api/games", body))
 
@@ -82,14 +98,14 @@ class _Play:
         game = self._game
         if game is None or game.over or self._busy:
             return
-        self._state.set_text(f"You play {move.label} …")
+        self._state.set_text(tr("You play {move} …", move=move.label))
         await self._play(self._caller.post(GameDocument, f"/api/games/{game.game}/moves", {"move": move.move}))
 
     async def _give_up(self) -> None:
         game = self._game
         if game is None or game.over:
             return
-        self._over("Given up.")
+        self._over(tr("Given up."))
         try:
             await self._caller.delete(DoneDocument, f"/api/games/{game.game}")
         except BrayxError as error:
@@ -103,7 +119,7 @@ class _Play:
         try:
             game: GameDocument = await work
         except BrayxError as error:
-            self._over("The game cannot go on.")
+            self._over(tr("The game cannot go on."))
             self._failure.say(error)
             return
         finally:
@@ -112,22 +128,37 @@ class _Play:
         self._game = game
         against = _named(game.opponent)
         self._about.set_text(
-            " ".join(filter(None, [game.board.text, f"Your opponent is {against}." if against else ""]))
+            " ".join(
+                filter(None, [game.board.text, tr("Your opponent is {opponent}.", opponent=against) if against else ""])
+            )
         )
         self._board.show(game.board)
+        await self._think(game)
         if game.over:
-            self._over(_ENDS.get(game.board.result or "", "The game has ended."))
+            self._over(tr(_ENDS[game.board.result or ""]))
             return
         self._leave.set_visibility(True)
-        self._state.set_text("Your move.")
+        self._state.set_text(tr("Your move."))
         keys = min(len(game.board.moves), 9)
-        self._keys.set_text(f"Keys 1 to {keys} play the first {keys} moves; Tab and Enter any.")
+        self._keys.set_text(tr("Keys 1 to {keys} play the first {keys} moves; Tab and Enter any.", keys=keys))
+
+    async def _think(self, game: GameDocument) -> None:
+        """Shows the action probabilities of the agent's last move. Follows its session, from the first call on."""
+        with contextlib.suppress(BrayxError):  # the session has ended
+            for session in game.sessions:
+                newest = await self._caller.get(
+                    TicksDocument, "/api/sessions/ticks", session=session, after=self._after
+                )
+                self._after = newest.after
+                if newest.ticks and newest.ticks[-1].probabilities:
+                    self._bars.show(newest.ticks[-1].probabilities, newest.ticks[-1].action)
+                    self._thought.set_visibility(True)
 
     def _over(self, text: str) -> None:
         self._state.set_text(text)
         self._keys.set_text("")
         self._leave.set_visibility(False)
-        self._new.set_text("Play again")
+        self._new.set_text(tr("Play again"))
         if self._game is not None:
             self._game = self._game.model_copy(update={"over": True})
             self._board.show(self._game.board.model_copy(update={"moves": []}))
@@ -149,6 +180,12 @@ class _BoardGrid:
         self._grid = ui.element("div").classes("w-full").props('role="group" aria-label="board"')
         self._below = ui.row().classes("w-full gap-2")
         self._cells: list[list[_CellButton]] = []
+        self._rows: list[list[CellDocument]] = []
+        self._changed: set[tuple[int, int]] = set()
+
+    def forget(self) -> None:
+        """The next board is that of another game, so no cell has changed."""
+        self._rows, self._changed = [], set()
 
     def show(self, board: BoardDocument) -> None:
         """Shows a board. Reuses the cells, so that the focus stays where it is."""
@@ -166,14 +203,23 @@ class _BoardGrid:
                     for row, count in enumerate(shape)
                 ]
         moves = {move.at: move for move in board.moves if move.at is not None}
+        if board.rows != self._rows:
+            before = self._rows if [len(row) for row in self._rows] == shape else []
+            self._rows = board.rows
+            places = [(row, column) for row, count in enumerate(shape) for column in range(count)]
+            self._changed = {
+                (row, column) for row, column in places if before and before[row][column] != board.rows[row][column]
+            }
         for row, cells in enumerate(self._cells):
             for column, cell in enumerate(cells):
-                cell.show(board.rows[row][column], moves.get((row, column)))
+                place = row, column
+                frame = _DECIDES if place in board.line else _CHANGED if place in self._changed else "none"
+                cell.show(board.rows[row][column], moves.get(place), frame)
         self._below.clear()
         with self._below:
             for move in board.moves:
                 if move.at is None:
-                    ui.button(move.label, on_click=lambda move=move: self._on_move(move)).props("outline no-caps")
+                    ui.button(move.label, on_click=lambda move=move: self._on_move(move)).props("outline")
 
 
 class _CellButton:
@@ -183,7 +229,7 @@ class _CellButton:
         self._where = f"row {row + 1}, column {column + 1}"
         self._move: BoardMoveDocument | None = None
         self._on_move = on_move
-        self._shown: tuple[CellDocument, BoardMoveDocument | None] | None = None
+        self._shown: tuple[CellDocument, BoardMoveDocument | None, str] | None = None
         self._button = ui.element("button").classes(
             "rounded border border-gray-500/40 flex items-center justify-center"
         )
@@ -191,11 +237,12 @@ class _CellButton:
         with self._button:
             self._text = ui.label().classes("text-4xl leading-none")
 
-    def show(self, cell: CellDocument, move: BoardMoveDocument | None) -> None:
-        """Shows a cell."""
-        if self._shown == (cell, move):
+    def show(self, cell: CellDocument, move: BoardMoveDocument | None, frame: str) -> None:
+        """Shows a cell with a frame."""
+        if self._shown == (cell, move, frame):
             return
-        self._shown, self._move = (cell, move), move
+        self._shown, self._move = (cell, move, frame), move
+        self._button.style(f"outline: {frame}; outline-offset: -3px")
         self._text.set_text(cell.text)
         self._text.style(f"color: {cell.colour or 'inherit'}")
         description = ": ".join(filter(None, [self._where, cell.label or cell.text]))
@@ -213,8 +260,11 @@ def _named(opponent: dict[str, Any] | None) -> str:
     """An opponent in words."""
     if not opponent:
         return ""
-    words = [str(opponent.get("player") or ""), f"version {opponent['version']}" if opponent.get("version") else ""]
+    words = [
+        str(opponent.get("player") or ""),
+        tr("version {version}", version=opponent["version"]) if opponent.get("version") else "",
+    ]
     points = opponent.get("points")
-    words += [f"level {opponent['level']}" if opponent.get("level") else ""]
-    words += [f"{number(round(points))} points" if isinstance(points, int | float) else ""]
+    words += [tr("level {name}", name=opponent["level"]) if opponent.get("level") else ""]
+    words += [tr("{points} points", points=number(round(points))) if isinstance(points, int | float) else ""]
     return ", ".join(filter(None, words))

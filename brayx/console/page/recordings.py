@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from nicegui import ui
 from nicegui.events import KeyEventArguments
@@ -14,20 +15,22 @@ from brayx.console.page.charts import Lines
 from brayx.console.page.comparison import Compare
 from brayx.console.page.frame import MUTED, Alert, Panel, empty, frame, heading, loading, number
 from brayx.console.page.listing import Listing
-from brayx.console.page.tick import TickView, short
+from brayx.console.page.tick import TickView, pretty
 from brayx.console.page.words import tr
 from brayx.console.recordings import RecordedTicksDocument, RecordingDocument, RecordingsDocument
 from brayx.console.ticks import RecordedCurvesDocument, TickDocument
 from brayx.errors import BrayxError
 
-_LIMITS = (200, 2_000, 10_000)
-"""Maximum number of recordings in the list: at first, and after each "Show more"."""
+Control = TypeVar("Control", ui.input, ui.number)
+
+_PAGE = 25
+"""Recordings on one page of the list."""
 _WINDOW = 256
 """Number of ticks that are loaded at once."""
 _MAX_WINDOWS = 16
 _PLAY_EVERY_S = 1 / 15
 _GROWN_EVERY_S = 3.0
-_FIRST_CURVES = ("value", "reward", "log_prob")
+_FIRST_CURVES = ("reward", "value", "log_prob")
 
 
 def add(connect: Connect) -> None:
@@ -36,47 +39,76 @@ def add(connect: Connect) -> None:
     @ui.page("/recordings")
     async def recordings(session: str = "") -> None:
         with frame("Recordings", connect) as caller:
-            heading("Recordings")
-            named = ui.input("Session or game", placeholder="4f1c*, bot-7", value=session).classes("w-full max-w-xs")
-            named.props('dense outlined clearable debounce=300 aria-label="session or game"')
-            limits = list(_LIMITS)
-
-            async def show_more() -> None:
-                limits.pop(0)
-                await panel.refresh()
-
-            panel = Panel(
-                lambda: caller.get(RecordingsDocument, "/api/recordings", session=named.value or "", limit=limits[0]),
-                lambda _: _recordings(show_more),
-                every_s=5.0,
-            )
-            named.on_value_change(panel.refresh)
-            await panel.first()
+            await _Recordings(caller, session).panel.first()
 
     @ui.page("/recordings/{recording}")
-    async def recording(recording: str) -> None:
+    async def recording(recording: str, compare: str = "") -> None:
         with frame("Recordings", connect) as caller:
-            _Recorded(caller, recording)
+            _Recorded(caller, recording, compare)
 
 
-def _recordings(show_more: Callable[[], Awaitable[None]]) -> Callable[[RecordingsDocument], None]:
-    with ui.row().classes("w-full items-center gap-3"):
+class _Recordings:
+    """The list of the recordings: filters, and a page of those that they select.
+
+    Attributes:
+        panel: loads and shows the page.
+    """
+
+    def __init__(self, caller: ApiCaller, session: str) -> None:
+        self._caller = caller
+        heading(tr("Recordings"))
+        with ui.row().classes("w-full items-center gap-2"):
+            self._session = _filter(ui.input(tr("Session or game"), placeholder="4f1c*, bot-7", value=session), "w-48")
+            self._player = _filter(ui.input(tr("Player"), placeholder="main, main:7"), "w-32")
+            self._end = _filter(ui.input(tr("End"), placeholder="stop, idle"), "w-32")
+            self._least = _filter(ui.number(tr("Return from")), "w-32")
+            self._most = _filter(ui.number(tr("Return to")), "w-32")
+            self._errors = ui.switch(tr("only with errors"))
+        self._pages = ui.pagination(1, 1, direction_links=True).props("max-pages=7")
+        self.panel = Panel(self._load, self._build, every_s=5.0)
+        for control in (self._session, self._player, self._end, self._least, self._most, self._errors):
+            control.on_value_change(self._first_page)
+        self._pages.on_value_change(self.panel.refresh)
+
+    async def _load(self) -> RecordingsDocument:
+        query = {
+            "session": self._session.value, "player": self._player.value, "end": self._end.value,
+            "errors": self._errors.value or None, "min_return": self._least.value, "max_return": self._most.value,
+        }  # fmt: skip
+        chosen = {name: value for name, value in query.items() if value not in ("", None)}
+        first = (self._pages.value - 1) * _PAGE
+        page: RecordingsDocument = await self._caller.get(
+            RecordingsDocument, "/api/recordings", limit=_PAGE, first=first, **chosen
+        )
+        return page
+
+    async def _first_page(self) -> None:
+        self._pages.set_value(1)
+        await self.panel.refresh()
+
+    def _build(self, _: RecordingsDocument) -> Callable[[RecordingsDocument], None]:
         about = ui.label().classes(MUTED).mark("about")
-        button = ui.button("Show more", on_click=show_more).props("outline dense no-caps")
-    nothing = empty("Nothing is recorded yet. A component `kind: recording` in the job records its sessions.")
-    none = empty("No recorded session has this id or game. An id may have *: 4f1c* finds those that begin so.")
-    rows = Listing[RecordingDocument](
-        "id", recording_columns(), lead="Return", link=lambda recording: f"/recordings/{recording.id}"
-    )
+        nothing = empty(tr("Nothing is recorded yet. A component `kind: recording` in the job records its sessions."))
+        none = empty(tr("No recording is like that. An id may have *: 4f1c* finds those that begin so."))
+        rows = Listing[RecordingDocument](
+            "id", recording_columns(), lead="Return", link=lambda recording: f"/recordings/{recording.id}"
+        )
 
-    def update(listing: RecordingsDocument) -> None:
-        nothing.set_visibility(not listing.total and not listing.unreadable)
-        none.set_visibility(bool(listing.total and not listing.recordings))
-        button.set_visibility(len(listing.recordings) < min(listing.selected, _LIMITS[-1]))
-        about.set_text(listed(listing) if listing.folder else "")
-        rows.show(listing.recordings)
+        def update(listing: RecordingsDocument) -> None:
+            nothing.set_visibility(not listing.total and not listing.unreadable)
+            none.set_visibility(bool(listing.total and not listing.recordings))
+            about.set_text(listed(listing) if listing.folder else "")
+            self._pages.props["max"] = max(1, math.ceil(listing.selected / _PAGE))
+            self._pages.set_visibility(listing.selected > _PAGE)
+            self._pages.update()
+            rows.show(listing.recordings)
 
-    return update
+        return update
+
+
+def _filter(control: Control, width: str) -> Control:
+    control.classes(width).props("dense outlined clearable debounce=300")
+    return control
 
 
 def recording_columns() -> dict[str, Callable[[RecordingDocument], Any]]:
@@ -94,14 +126,13 @@ def recording_columns() -> dict[str, Callable[[RecordingDocument], Any]]:
 
 
 def listed(listing: RecordingsDocument) -> str:
-    """Text above the list: the numbers of recordings, selected and listed ones, and the first unreadable file."""
-    shown, selected, total = len(listing.recordings), listing.selected, f"{number(listing.total)} in {listing.folder}"
-    text = total if selected == listing.total else f"{number(selected)} of {total}"
-    if shown < selected:
-        text += f"; the newest {number(shown)} are listed"
-    if count := len(listing.unreadable):
+    """Text above the list: the numbers of recordings and of selected ones, and the first unreadable file."""
+    text = tr("{count} in {folder}", count=number(listing.total), folder=listing.folder)
+    if listing.selected != listing.total:
+        text = tr("{selected} of {all}", selected=number(listing.selected), all=text)
+    if listing.unreadable:
         why = next(iter(listing.unreadable.values()))
-        text += f"; {count} file{'s' * (count != 1)} cannot be read: {why}"
+        text += "; " + tr("{count} files cannot be read: {why}", count=len(listing.unreadable), why=why)
     return text
 
 
@@ -112,8 +143,8 @@ def _clock(at_s: float) -> str:
 class _Recorded:
     """One recording. The arrow keys step, the Page keys, Home and End jump, and the space bar plays."""
 
-    def __init__(self, caller: ApiCaller, recording: str) -> None:
-        self._caller, self._path = caller, f"/api/recordings/{recording}"
+    def __init__(self, caller: ApiCaller, recording: str, compare: str) -> None:
+        self._caller, self._path, self._chosen = caller, f"/api/recordings/{recording}", compare
         self._windows: dict[int, list[TickDocument]] = {}
         self._has_frames = self._loading_frame = False
         self._at, self._shown, self._last = 0, -1, 0
@@ -123,22 +154,27 @@ class _Recorded:
         with self._body:
             self._title = ui.label().classes("text-xl font-bold break-all")
             self._about = ui.label().classes(MUTED)
-            self._started = ui.label().classes(f"text-xs break-all {MUTED}")
+            with ui.expansion(tr("Start and its reply")).props("dense").classes("w-full"):
+                self._started = ui.label().classes("mono whitespace-pre-wrap break-all").mark("start")
             with ui.row().classes("items-center gap-3"):
-                ui.label("Download:").classes(MUTED)
+                ui.label(tr("Download:")).classes(MUTED)
                 self._formats = ui.row().classes("gap-3")
             with ui.row().classes("w-full items-center no-wrap gap-3"):
-                self._play = ui.button(icon="play_arrow", on_click=self._toggle).props('round dense aria-label="play"')
+                self._play = ui.button(icon="play_arrow", on_click=self._toggle).props(
+                    f'round dense aria-label="{tr("play")}"'
+                )
                 self._slider = ui.slider(min=0, max=1, step=1, value=0)
-                self._slider.props('label aria-label="tick" instant-feedback').classes("grow")
+                self._slider.props(f'label aria-label="{tr("tick")}" instant-feedback').classes("grow")
                 self._slider.on_value_change(lambda event: self._go(int(event.value)))
-            ui.label("← → a tick, shift ten; Page keys a hundred; Home, End; space plays.").classes(f"text-xs {MUTED}")
+            ui.label(tr("← → a tick, shift ten; Page keys a hundred; Home, End; space plays.")).classes(
+                f"text-xs {MUTED}"
+            )
             self._tick = TickView()
-            heading("Curves")
+            heading(tr("Curves"))
             self._choice = ui.select([], multiple=True, on_change=self._draw).props("dense outlined use-chips")
-            self._choice.classes("w-full max-w-xl").props('aria-label="curves"')
-            self._chart = Lines("tick")
-            heading("Compare with another version")
+            self._choice.classes("w-full max-w-xl").props(f'aria-label="{tr("Curves")}"')
+            self._chart = Lines(tr("tick"))
+            heading(tr("Compare with another version"))
             self._compare = Compare(caller, recording, self._tick.beside, self._go, self._show_again, _WINDOW)
         self._body.set_visibility(False)
         self._curves: RecordedCurvesDocument | None = None
@@ -152,10 +188,11 @@ class _Recorded:
             recorded = await self._ticks(0, _WINDOW)
             self._windows[0] = recorded.ticks
             self._head(recorded.recording)
-            self._started.set_text(f"Start: {short(recorded.start)}; its reply: {short(recorded.start_reply)}")
+            self._started.set_text(f"{pretty(recorded.start)}\n→ {pretty(recorded.start_reply)}")
+            self._tick.labels, self._tick.action_labels = recorded.labels, recorded.action_labels
             await self._show()
             await self._load_curves()
-            await self._compare.load()
+            await self._compare.load(self._chosen)
         except BrayxError as error:
             self._fail(error)
             return
@@ -200,13 +237,15 @@ class _Recorded:
                 ui.link(format, f"{self._path}/file?format={format}")
         self._slider.props(f"max={max(self._last, 1)}")
         self._title.set_text(recording.session)
-        lost = f", {recording.lost} ticks lost" if recording.lost else ""
-        result = "" if recording.result is None else f", return {number(recording.result)}"
-        player = f", played by {recording.player}" if recording.player else ""
-        self._about.set_text(
-            f"{_clock(recording.began_s)}, {number(recording.ticks)} ticks{lost}, "
-            f"end: {recording.end or 'still running'}{result}{player}"
-        )
+        end = recording.end or tr("still running")
+        facts = [_clock(recording.began_s), tr("{ticks} ticks, end: {end}", ticks=number(recording.ticks), end=end)]
+        if recording.result is not None:
+            facts.append(tr("return {value}", value=number(recording.result)))
+        if recording.lost:
+            facts.append(tr("{count} ticks lost", count=recording.lost))
+        if recording.player:
+            facts.append(tr("played by {player}", player=recording.player))
+        self._about.set_text(", ".join(facts))
         self._loading.clear()
         self._body.set_visibility(True)
 

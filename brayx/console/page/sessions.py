@@ -11,16 +11,16 @@ from nicegui import ui
 from brayx.console.documents import DoneDocument
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
-from brayx.console.page.frame import MUTED, Panel, confirmed, control, empty, frame, heading, number, sentence
+from brayx.console.page.frame import MUTED, Panel, confirmed, control, empty, frame, heading, number, sentence, since
 from brayx.console.page.listing import Listing
 from brayx.console.page.tick import TickView
+from brayx.console.page.words import tr
 from brayx.console.sessions import SessionDocument, TicksDocument
 from brayx.errors import BrayxError, DeadlineExceeded, TransportError
 
 _TICKS_EVERY_S = 0.2
 _CURVES_EVERY_S = 0.5
 _MAX_POINTS = 300
-_WAITS = "Waiting for its next tick …"
 
 
 def add(connect: Connect) -> None:
@@ -38,14 +38,14 @@ def add(connect: Connect) -> None:
 
 
 def _sessions(first: list[SessionDocument]) -> Callable[[list[SessionDocument]], None]:
-    heading("Running sessions")
-    none = empty("No session is running. One begins when a game connects to a door of the job.")
+    heading(tr("Running sessions"))
+    none = empty(tr("No session is running. One begins when a game connects to a door of the job."))
     rows = Listing[SessionDocument](
         "session",
         {
             "Session": lambda row: row.session,
             "Ticks": lambda row: row.ticks,
-            "Idle": lambda row: f"{row.idle_s:.0f} s",
+            "Idle": lambda row: since(row.idle_s),
             "Plays with": lambda row: row.player or ", ".join(row.arms) or "-",
             "Return": lambda row: number(row.result),
         },
@@ -70,20 +70,20 @@ class _Followed:
         with ui.row().classes("w-full items-center justify-between"):
             with ui.column().classes("gap-0 min-w-0"):
                 ui.label(session).classes("text-xl font-bold break-all")
-                self._state = ui.label(_WAITS).classes(MUTED).mark("state")
+                self._state = ui.label(tr("Waiting for its next tick …")).classes(MUTED).mark("state")
             with ui.row():
-                self._pause = ui.switch("Pause")
-                self._end = ui.button("End session", icon="stop", on_click=self._ask_end)
+                self._pause = ui.switch(tr("Pause"))
+                self._end = ui.button(tr("End session"), icon="stop", on_click=self._ask_end)
                 self._end.props("outline color=negative")
         self._body = ui.column().classes("w-full items-stretch gap-4")
         with self._body:
             self._not_drawn = ui.label().classes(MUTED)
             self._tick = TickView()
-            self._chart = Lines("tick", "Value", height="h-40")
+            self._chart = Lines(tr("tick"), tr("Value"), height="h-40")
         self._body.set_visibility(False)
         with ui.row() as self._further:
-            ui.link("Its recording", f"/recordings?session={quote(session)}")
-            ui.link("Running sessions", "/sessions")
+            ui.link(tr("Its recording"), f"/recordings?session={quote(session)}")
+            ui.link(tr("Running sessions"), "/sessions")
         self._further.set_visibility(False)
         self._timer = ui.timer(_TICKS_EVERY_S, self._look)
         ui.timer(_CURVES_EVERY_S, self._draw)
@@ -94,7 +94,7 @@ class _Followed:
                 TicksDocument, "/api/sessions/ticks", session=self._session, after=self._after
             )
         except (TransportError, DeadlineExceeded) as error:  # keeps asking, since the console may answer again
-            self._state.set_text(f"{sentence(error.message)} Below is its last answer.")
+            self._state.set_text(f"{sentence(error.message)} {tr('Below is its last answer.')}")
             return
         except BrayxError as error:
             self._over(sentence(error.message))
@@ -105,10 +105,10 @@ class _Followed:
                 self._values.append((tick.number, tick.value))
         if not self._pause.value:
             self._show(newest)
-        self._state.set_text("Live" if self._body.visible else _WAITS)
+        self._state.set_text(tr("Live") if self._body.visible else tr("Waiting for its next tick …"))
         if newest.end:
-            result = "" if newest.result is None else f", return {number(newest.result)}"
-            self._over(f"The session has ended: {newest.end}{result}.")
+            result = "" if newest.result is None else ", " + tr("return {value}", value=number(newest.result))
+            self._over(tr("The session has ended: {end}.", end=newest.end + result))
 
     def _show(self, newest: TicksDocument) -> None:
         if newest.ticks:
@@ -117,11 +117,11 @@ class _Followed:
             self._own_image = newest.ticks[-1].image
         drawn, failure = (None, "") if newest.frame is None else (newest.frame.image, newest.frame.failure)
         self._tick.show_image(self._own_image or drawn)
-        self._not_drawn.set_text(f"The frame cannot be drawn: {sentence(failure)}" if failure else "")
+        self._not_drawn.set_text(tr("The frame cannot be drawn: {why}", why=sentence(failure)) if failure else "")
         self._not_drawn.set_visibility(bool(failure))
 
     def _draw(self) -> None:
-        self._chart.show({"value": list(self._values)})
+        self._chart.show({tr("Value"): list(self._values)})
 
     def _over(self, text: str) -> None:
         self._timer.deactivate()
@@ -131,7 +131,7 @@ class _Followed:
         self._state.set_text(text)
 
     async def _ask_end(self) -> None:
-        if await confirmed(f"End session {self._session}? Its game gets an error.", "End it"):
+        if await confirmed(tr("End session {session}? Its game gets an error.", session=self._session), tr("End it")):
             await control(
                 self._caller.delete(DoneDocument, "/api/sessions", session=self._session),
                 lambda done: sentence(done.done),

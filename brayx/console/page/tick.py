@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from nicegui import ui
 
 from brayx.console.page.frame import MUTED, heading, number
+from brayx.console.page.words import tr
 from brayx.console.ticks import TickDocument
 
 _MAX_ACTIONS = 24
@@ -19,9 +21,13 @@ class TickView:
 
     Attributes:
         beside: the place below the action probabilities, for those of other versions.
+        labels: names of the values of arrays, by the array's name.
+        action_labels: names of the actions.
     """
 
     def __init__(self) -> None:
+        self.labels: dict[str, list[str]] = {}
+        self.action_labels: list[str] = []
         with ui.row().classes("w-full gap-x-6 gap-y-1"):
             self._facts = {name: fact(name) for name in ("Tick", "Action", "Value", "Policy version", "Took")}
         self._event = ui.badge(color="negative").props("multi-line").classes("break-all").mark("event")
@@ -29,15 +35,17 @@ class TickView:
             with ui.column().classes("w-full min-w-0"):
                 self._image = ui.image().props("no-transition no-spinner").classes("w-full max-w-sm")
                 self._image.style("image-rendering: pixelated")
-                heading("Input")
+                heading(tr("Input"))
                 self._input = _text("input")
-                heading("Reply")
+                heading(tr("Reply"))
                 self._output = _text("reply")
             with ui.column().classes("w-full min-w-0"):
-                heading("Action probabilities")
-                self._bars = ActionBars("Not known: neither the model's outputs nor the agents' values have `logits`.")
+                heading(tr("Action probabilities"))
+                self._bars = ActionBars(
+                    tr("Not known: neither the model's outputs nor the agents' values have `logits`.")
+                )
                 self.beside = ui.column().classes("w-full gap-2")
-                heading("Set by the agents")
+                heading(tr("Set by the agents"))
                 self._arrays = _text("arrays")
 
     def show(self, tick: TickDocument, *, with_image: bool = True) -> None:
@@ -55,10 +63,17 @@ class TickView:
         self._event.set_visibility(bool(tick.event))
         if with_image:
             self.show_image(tick.image)
-        self._input.set_text(_pretty(tick.input))
-        self._output.set_text(_pretty(tick.output))
-        self._arrays.set_text("\n".join(f"{name}: {short(value)}" for name, value in sorted(tick.arrays.items())))
-        self._bars.show(tick.probabilities, tick.action)
+        self._input.set_text(pretty(tick.input))
+        self._output.set_text(pretty(tick.output))
+        self._arrays.set_text("\n".join(self._named(*item) for item in sorted(tick.arrays.items())))
+        self._bars.show(tick.probabilities, tick.action, self.action_labels)
+
+    def _named(self, name: str, value: Any) -> str:
+        """An array on one line, with the names of its values."""
+        labels = self.labels.get(name.rpartition("/")[2], [])
+        if isinstance(value, list) and len(labels) == len(value):
+            return f"{name}: " + ", ".join(f"{label} {short(item)}" for label, item in zip(labels, value, strict=True))
+        return f"{name}: {short(value)}"
 
     def show_image(self, image: str | None) -> None:
         """Shows another image, a data URL, instead of the tick's own."""
@@ -81,31 +96,36 @@ class ActionBars:
         self._bars = ui.column().classes("w-full gap-1").mark("probabilities")
         self._made: list[tuple[ui.linear_progress, ui.label]] = []
 
-    def show(self, shares: list[float] | None, action: Any) -> None:
-        """Shows probabilities ``[A]``, with a mark at the action."""
+    def show(self, shares: list[float] | None, action: Any, labels: Sequence[str] = ()) -> None:
+        """Shows probabilities ``[A]``, with a mark at the action, by the actions' labels or else their numbers."""
         shown = (shares or [])[:_MAX_ACTIONS]
         self._none.set_visibility(not shown or len(shares or []) > len(shown))
-        self._none.set_text(f"The first {len(shown)} of {len(shares or [])} actions." if shown else self._unknown)
+        self._none.set_text(
+            tr("The first {shown} of {count} actions.", shown=len(shown), count=len(shares or []))
+            if shown
+            else self._unknown
+        )
         if len(self._made) != len(shown):
             self._bars.clear()
             self._made = []
             with self._bars:
                 for _ in shown:
                     with ui.row().classes("w-full no-wrap items-center gap-2"):
-                        label = ui.label().classes("mono w-24 shrink-0 whitespace-pre")
+                        label = ui.label().classes("mono min-w-24 shrink-0 whitespace-pre")
                         bar = ui.linear_progress(show_value=False, size="14px").props(
                             f"instant-feedback color={self._colour}"
                         )
                         self._made.append((bar, label))
         for index, ((bar, label), share) in enumerate(zip(self._made, shown, strict=True)):
-            label.set_text(f"{'▸' if index == action else ' '}{index:>3} {share:6.1%}")
+            name = labels[index] if index < len(labels) else f"{index:>3}"
+            label.set_text(f"{'▸' if index == action else ' '}{name} {share:6.1%}")
             bar.set_value(round(share, 3))
 
 
 def fact(name: str) -> ui.label:
     """A value below its name."""
     with ui.column().classes("gap-0"):
-        ui.label(name).classes(f"text-xs {MUTED}")
+        ui.label(tr(name)).classes(f"text-xs {MUTED}")
         return ui.label("-").classes("text-base font-semibold").mark(name)
 
 
@@ -114,13 +134,31 @@ def _text(name: str) -> ui.label:
     return box.classes("bg-gray-500/10").mark(name).props('tabindex="0"')
 
 
-def _pretty(value: Any) -> str:
+def pretty(value: Any) -> str:
+    """A body as text: JSON with a line for each field of the outermost object, and few digits."""
     if value is None:
-        return "nothing"
-    text = value if isinstance(value, str) else json.dumps(value, indent=1, ensure_ascii=False)
-    if not isinstance(value, str) and len(text) > 400:  # without line breaks, which would give each number its own line
-        text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} … ({len(text):,} characters)"
+        return tr("nothing")
+    if isinstance(value, dict) and value:
+        fields = (f"  {json.dumps(name, ensure_ascii=False)}: {_compact(field)}" for name, field in value.items())
+        text = "{\n" + ",\n".join(fields) + "\n}"
+    else:
+        text = value if isinstance(value, str) else _compact(value)
+    return text if len(text) <= _MAX_CHARS else f"{text[:_MAX_CHARS]} … ({len(text):,})"
+
+
+def _compact(value: Any) -> str:
+    return json.dumps(_rounded(value), ensure_ascii=False)
+
+
+def _rounded(value: Any) -> Any:
+    """JSON whose numbers have five significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _rounded(item) for name, item in value.items()}
+    return value
 
 
 def short(value: Any) -> str:

@@ -1,37 +1,44 @@
-"""The pages of the store's trials: a table, and the curves of one trial, by group."""
+"""The pages of the store's trials: a table, the curves of one trial by group, and several trials in one chart."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
-from typing import Any
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from nicegui import ui
 
 from brayx.console.documents import DoneDocument
 from brayx.console.overview import JobDocument, OverviewDocument
 from brayx.console.page.caller import ApiCaller, Connect
-from brayx.console.page.charts import Lines
-from brayx.console.page.frame import (
-    MUTED,
-    Panel,
-    confirmed,
-    control,
-    empty,
-    frame,
-    heading,
-    number,
-)
+from brayx.console.page.charts import Lines, Points
+from brayx.console.page.frame import MUTED, Panel, confirmed, control, empty, frame, heading, number, since
 from brayx.console.page.listing import Listing
 from brayx.console.page.words import tr
 from brayx.console.trials import CurvesDocument, TrialDocument
 from brayx.metrics.charts import GROUPS, RETURN_CHART, grouped
 from brayx.tracking.finding import NEWEST
 
-_OPENED = ("return", "learner")
-"""Groups of charts that are open at first."""
+_KEY_CHARTS = 4
+"""Charts that are shown first; the others are folded by group."""
+_KEYS = (RETURN_CHART, "eval/return", "learner/entropy", "learner/explained_variance", "learner/loss", "tick/per_s")
+"""The most telling charts: the first few that a trial has are its key charts."""
+_MOST_COMPARED = 6
+"""Trials in one chart."""
 
-Loaded = tuple[TrialDocument | None, dict[str, list[str]], dict[str, dict[str, list[tuple[int, float]]]]]
+
+class _Seen(NamedTuple):
+    """What the page of a trial shows."""
+
+    trial: TrialDocument | None
+    children: list[TrialDocument]
+    groups: Mapping[str, list[str]]
+    curves: Mapping[str, Points]
+    """The key charts, and those of opened groups."""
+    players: Mapping[str, Points]
+    """The return of each child."""
 
 
 def add(connect: Connect) -> None:
@@ -40,34 +47,18 @@ def add(connect: Connect) -> None:
     @ui.page("/trials")
     async def trials() -> None:
         with frame("Trials", connect) as caller:
-            await Panel(lambda: caller.get(list[TrialDocument], "/api/trials"), _trials, every_s=5.0).first()
+            await _Trials(caller).panel.first()
 
     @ui.page("/trials/{run_id}")
     async def trial(run_id: str) -> None:
         with frame("Trials", connect) as caller:
-            opened = {*_OPENED}
-            panel = Panel(
-                lambda: _load(caller, run_id, opened),
-                lambda _: _trial(caller, run_id, opened, lambda: panel.refresh()),
-                every_s=5.0,
-            )
-            await panel.first()
+            await _Trial(caller, run_id).panel.first()
 
-
-def _trials(first: list[TrialDocument]) -> Callable[[list[TrialDocument]], None]:
-    heading("Trials")
-    none = empty("There are no trials yet: `brayx train` makes one.")
-    newest = ui.label().classes(MUTED)
-    rows = Listing[TrialDocument](
-        "run_id", trial_columns(), lead="Return", link=lambda trial: f"/trials/{trial.run_id}"
-    )
-
-    def update(trials: list[TrialDocument]) -> None:
-        none.set_visibility(not trials)
-        newest.set_text(f"Only the newest {number(len(trials))} are listed." if len(trials) >= NEWEST else "")
-        rows.show(trials)
-
-    return update
+    @ui.page("/compare")
+    async def compare(trials: str = "") -> None:
+        with frame("Trials", connect) as caller:
+            chosen = trials.split(",")[:_MOST_COMPARED]
+            await Panel(lambda: _load_compared(caller, chosen), _compared, every_s=10.0).first()
 
 
 def trial_columns() -> dict[str, Callable[[TrialDocument], Any]]:
@@ -76,22 +67,189 @@ def trial_columns() -> dict[str, Callable[[TrialDocument], Any]]:
         "Trial": lambda trial: f"↳ {trial.name}" if trial.is_child else trial.name,
         "Project": lambda trial: trial.project,
         "Status": lambda trial: tr(trial.status),
+        "Began": lambda trial: time.strftime("%Y-%m-%d %H:%M", time.localtime(trial.began_s)),
+        "Duration": lambda trial: since((trial.ended_s or time.time()) - trial.began_s) if _runs(trial) else "-",
         "Env steps": lambda trial: number(trial.env_steps),
         "Return": lambda trial: number(trial.mean_return),
         "Champion": lambda trial: trial.champion or "-",
     }
 
 
-async def _load(caller: ApiCaller, run_id: str, opened: set[str]) -> Loaded:
-    """The trial, its charts by group, and the curves of the opened groups."""
-    trials: list[TrialDocument] = await caller.get(list[TrialDocument], "/api/trials")
-    path = f"/api/trials/{run_id}"
-    head: CurvesDocument = await caller.get(CurvesDocument, path, metric=RETURN_CHART)
-    groups, curves = grouped(head.numbers), {}
-    for group in opened & groups.keys():
-        of_group: CurvesDocument = await caller.get(CurvesDocument, path, metric=groups[group])
-        curves[group] = of_group.curves
-    return next((trial for trial in trials if trial.run_id == run_id), None), groups, curves
+def _runs(trial: TrialDocument) -> bool:
+    """Whether its duration is known: it has ended, or runs on."""
+    return trial.ended_s is not None or trial.status == "running"
+
+
+class _Trials:
+    """The list of the trials: a search, and boxes to choose trials that are compared.
+
+    Attributes:
+        panel: loads and shows the trials.
+    """
+
+    def __init__(self, caller: ApiCaller) -> None:
+        heading(tr("Trials"))
+        self._trials: list[TrialDocument] = []
+        with ui.row().classes("w-full items-center gap-3"):
+            self._search = (
+                ui.input(tr("Search"), on_change=self._show).classes("w-48").props("dense outlined clearable")
+            )
+            self._compare = ui.button(tr("Compare"), on_click=self._go).props("outline")
+            ui.label(tr("Choose two to six trials to compare them.")).classes(f"text-sm {MUTED}")
+        self.panel = Panel(lambda: caller.get(list[TrialDocument], "/api/trials"), self._build, every_s=5.0)
+
+    def _build(self, _: list[TrialDocument]) -> Callable[[list[TrialDocument]], None]:
+        self._none = empty(tr("There are no trials yet: `brayx train` makes one."))
+        self._newest = ui.label().classes(MUTED)
+        self._rows = Listing[TrialDocument](
+            "run_id",
+            trial_columns(),
+            lead="Return",
+            link=lambda trial: f"/trials/{trial.run_id}",
+            on_select=self._chosen,
+        )
+        self._chosen()
+        return self._update
+
+    def _update(self, trials: list[TrialDocument]) -> None:
+        self._trials = trials
+        self._none.set_visibility(not trials)
+        self._newest.set_text(
+            tr("Only the newest {count} are listed.", count=number(len(trials))) if len(trials) >= NEWEST else ""
+        )
+        self._show()
+
+    def _show(self) -> None:
+        words = (self._search.value or "").lower().split()
+        text = [
+            (trial, f"{trial.project} {trial.name} {trial.status} {trial.champion}".lower()) for trial in self._trials
+        ]
+        self._rows.show([trial for trial, about in text if all(word in about for word in words)])
+
+    def _chosen(self) -> None:
+        self._compare.set_enabled(2 <= len(self._rows.selected) <= _MOST_COMPARED)
+
+    def _go(self) -> None:
+        ui.navigate.to(f"/compare?trials={quote(','.join(row['key'] for row in self._rows.selected))}")
+
+
+class _Trial:
+    """The page of a trial: its key charts, its settings, and all other charts by group.
+
+    Attributes:
+        panel: loads and shows the trial.
+    """
+
+    def __init__(self, caller: ApiCaller, run_id: str) -> None:
+        self._caller, self._run_id = caller, run_id
+        self._opened: set[str] = set()
+        self._charts: dict[str, Lines] = {}
+        self._grids: dict[str, ui.grid] = {}
+        self.panel = Panel(self._load, self._build, every_s=5.0)
+
+    async def _load(self) -> _Seen:
+        trials: list[TrialDocument] = await self._caller.get(list[TrialDocument], "/api/trials")
+        place = next((place for place, trial in enumerate(trials) if trial.run_id == self._run_id), None)
+        head = await self._curves(self._run_id, [RETURN_CHART])
+        groups = grouped(head.numbers)
+        wanted = [*key_charts(head.numbers), *(name for group in self._opened for name in groups.get(group, ()))]
+        curves = (await self._curves(self._run_id, wanted)).curves if wanted else {}
+        children = [] if place is None else _children(trials, place)
+        players = {}
+        for child in children[:_MOST_COMPARED]:
+            players[child.name] = (await self._curves(child.run_id, [RETURN_CHART])).curves.get(RETURN_CHART, [])
+        return _Seen(None if place is None else trials[place], children, groups, curves, players)
+
+    async def _curves(self, run_id: str, names: list[str]) -> CurvesDocument:
+        curves: CurvesDocument = await self._caller.get(CurvesDocument, f"/api/trials/{run_id}", metric=names)
+        return curves
+
+    def _build(self, _: _Seen) -> Callable[[_Seen], None]:
+        with ui.row().classes("w-full items-center justify-between"):
+            with ui.column().classes("gap-0 min-w-0"):
+                self._title = ui.label().classes("text-xl font-bold break-all")
+                self._about = ui.label().classes(MUTED)
+            self._button = ui.button(tr("Stop training"), icon="stop", on_click=self._stop)
+            self._button.props("outline color=negative")
+        with ui.row().classes("gap-4"):
+            ui.link(tr("Models"), "/models")
+            ui.link(tr("Recordings"), "/recordings")
+        self._none = empty(tr("It has no metrics yet."))
+        self._players = Lines(tr("env steps"), tr("Return by player"), height="h-64")
+        self._keys = ui.grid().classes("w-full grid-cols-1 sm:grid-cols-2 gap-3")
+        with ui.expansion(tr("Settings"), on_value_change=self._show_settings).classes("w-full") as self._settings:
+            self._settings.props("dense header-class=font-semibold")
+        self._parts = ui.column().classes("w-full gap-2")
+        return self._show
+
+    def _show(self, seen: _Seen) -> None:
+        trial = seen.trial
+        self._title.set_text(self._run_id if trial is None else f"{trial.project} / {trial.name}: {tr(trial.status)}")
+        self._about.set_text("" if trial is None else trial.champion)
+        self._button.set_visibility(trial is not None and trial.can_stop)
+        self._none.set_visibility(not seen.groups)
+        self._players.show(seen.players)
+        with self._parts:
+            for place, group in enumerate(seen.groups):
+                if group not in self._grids:
+                    self._add_group(group, place)
+        keys = key_charts(seen.curves)
+        for name, points in seen.curves.items():
+            if name not in self._charts:
+                group = next((group for group, names in seen.groups.items() if name in names), "")
+                with self._keys if name in keys else self._grids[group]:
+                    self._charts[name] = Lines(tr("env steps"), name, height="h-48")
+            self._charts[name].show({name: [] if is_straight(points) and name not in keys else points})
+
+    def _add_group(self, group: str, place: int) -> None:
+        async def toggle(is_open: bool) -> None:
+            (self._opened.add if is_open else self._opened.discard)(group)
+            if is_open:
+                await self.panel.refresh()
+
+        title = tr(GROUPS[group]) if group in GROUPS else group or tr("Without a group")
+        part = ui.expansion(title, on_value_change=lambda event: toggle(event.value))
+        part.move(target_index=place)
+        with part.classes("w-full").props("dense header-class=font-semibold"):
+            self._grids[group] = ui.grid().classes("w-full grid-cols-1 sm:grid-cols-2 gap-3")
+
+    async def _show_settings(self) -> None:
+        settings: dict[str, str] = await self._caller.get(dict[str, str], f"/api/trials/{self._run_id}/settings")
+        self._settings.clear()
+        with self._settings:
+            text = "\n".join(f"{name}: {value}" for name, value in sorted(settings.items()))
+            ui.label(text or tr("None.")).classes("mono whitespace-pre-wrap break-all")
+
+    async def _stop(self) -> None:
+        question = tr("Stop this training? It saves a last checkpoint, and the same command resumes it.")
+        if not await confirmed(question, tr("Stop it")):
+            return
+        ended = await _ended(self._caller)
+        call = self._caller.post(DoneDocument, f"/api/trials/{self._run_id}/stop")
+        if await control(call, lambda _: tr("It is stopping …")):
+            self._button.disable()
+            self._button.set_text(tr("It is stopping …"))
+            ui.run_javascript(f"window.brayxEnd = {json.dumps(ended)}")
+
+
+def key_charts(names: Mapping[str, object]) -> list[str]:
+    """The most telling ones of these charts, the most telling first."""
+    return [name for name in _KEYS if name in names][:_KEY_CHARTS]
+
+
+def is_straight(points: Points) -> bool:
+    """Whether a curve has one value only, so that it shows nothing."""
+    return len({value for _, value in points}) <= 1
+
+
+def _children(trials: list[TrialDocument], place: int) -> list[TrialDocument]:
+    """The children of a trial, which follow it."""
+    children = []
+    for trial in trials[place + 1 :]:
+        if not trial.is_child or trials[place].is_child:
+            break
+        children.append(trial)
+    return children
 
 
 async def _ended(caller: ApiCaller) -> str:
@@ -100,63 +258,61 @@ async def _ended(caller: ApiCaller) -> str:
     job: JobDocument = await caller.get(JobDocument, "/api/job")
     champion = overview.champion
     crowned = "" if champion is None else tr("Champion: version {version}.", version=champion.version)
-    return " ".join(
-        filter(
-            None, (tr("Stopped."), crowned, tr("Resume with: {command}", command=job.command or tr("the same command")))
-        )
-    )
+    resume = tr("Resume with: {command}", command=job.command or tr("the same command"))
+    return " ".join(filter(None, (tr("Stopped."), crowned, resume)))
 
 
-def _trial(
-    caller: ApiCaller, run_id: str, opened: set[str], refresh: Callable[[], Awaitable[None]]
-) -> Callable[[Loaded], None]:
-    async def stop() -> None:
-        question = tr("Stop this training? It saves a last checkpoint, and the same command resumes it.")
-        if not await confirmed(question, tr("Stop it")):
-            return
-        ended = await _ended(caller)
-        if await control(caller.post(DoneDocument, f"/api/trials/{run_id}/stop"), lambda _: tr("It is stopping …")):
-            button.disable()
-            button.set_text(tr("It is stopping …"))
-            ui.run_javascript(f"window.brayxEnd = {json.dumps(ended)}")
+class _Compared(NamedTuple):
+    """Trials that are compared."""
 
-    async def toggle(group: str, is_open: bool) -> None:
-        (opened.add if is_open else opened.discard)(group)
-        if is_open:
-            await refresh()
+    curves: Mapping[str, Points]
+    settings: Mapping[str, Mapping[str, str]]
+    """Settings by the trial's name."""
 
-    with ui.row().classes("w-full items-center justify-between"):
-        title = ui.label().classes("text-xl font-bold")
-        button = ui.button(tr("Stop training"), icon="stop", on_click=stop).props("outline color=negative")
-    none = empty("It has no metrics yet.")
-    parts = ui.column().classes("w-full gap-2")
-    grids: dict[str, ui.grid] = {}
-    charts: dict[str, Lines] = {}
 
-    def add_group(group: str, place: int) -> None:
-        part = ui.expansion(
-            GROUPS.get(group, group or "Without a group"),
-            value=group in opened,
-            on_value_change=lambda event: toggle(group, event.value),
-        )
-        part.move(target_index=place)
-        with part.classes("w-full").props("dense header-class=font-semibold"):
-            grids[group] = ui.grid().classes("w-full grid-cols-1 sm:grid-cols-2 gap-3")
+class _Setting(NamedTuple):
+    """A setting that differs, with its value in each trial."""
 
-    def update(loaded: Loaded) -> None:
-        trial, groups, curves = loaded
-        title.set_text(run_id if trial is None else f"{trial.project} / {trial.name}: {trial.status}")
-        button.set_visibility(trial is not None and trial.can_stop)
-        none.set_visibility(not groups)
-        with parts:
-            for place, group in enumerate(groups):
-                if group not in grids:
-                    add_group(group, place)
-        for group, of_group in curves.items():
-            with grids[group]:
-                for name, points in of_group.items():
-                    if name not in charts:
-                        charts[name] = Lines("step", name, height="h-48")
-                    charts[name].show({name: points})
+    name: str
+    values: tuple[str, ...]
+
+
+async def _load_compared(caller: ApiCaller, run_ids: list[str]) -> _Compared:
+    trials: list[TrialDocument] = await caller.get(list[TrialDocument], "/api/trials")
+    curves, settings = {}, {}
+    for run_id in run_ids:
+        name = next((f"{trial.project} / {trial.name}" for trial in trials if trial.run_id == run_id), run_id)
+        name = f"{name} ({run_id[:6]})" if name in curves else name
+        document: CurvesDocument = await caller.get(CurvesDocument, f"/api/trials/{run_id}", metric=RETURN_CHART)
+        curves[name] = document.curves.get(RETURN_CHART, [])
+        settings[name] = await caller.get(dict[str, str], f"/api/trials/{run_id}/settings")
+    return _Compared(curves, settings)
+
+
+def _compared(first: _Compared) -> Callable[[_Compared], None]:
+    heading(tr("Return of the last 100 games"))
+    chart = Lines(tr("env steps"), height="h-96")
+    heading(tr("Settings that differ"))
+    none = empty(tr("They have the same settings."))
+    columns: dict[str, Callable[[_Setting], Any]] = {"Setting": lambda setting: setting.name}
+    columns |= {name: _value_at(place) for place, name in enumerate(first.settings)}
+    rows = Listing[_Setting]("name", columns)
+
+    def update(compared: _Compared) -> None:
+        chart.show(compared.curves)
+        settings = differing(compared.settings)
+        rows.show(settings)
+        none.set_visibility(not settings)
 
     return update
+
+
+def _value_at(place: int) -> Callable[[_Setting], str]:
+    return lambda setting: setting.values[place]
+
+
+def differing(settings: Mapping[str, Mapping[str, str]]) -> list[_Setting]:
+    """The settings that are not the same in all trials, by name."""
+    names = sorted({name for of_trial in settings.values() for name in of_trial})
+    rows = [_Setting(name, tuple(of_trial.get(name, "-") for of_trial in settings.values())) for name in names]
+    return [row for row in rows if len(set(row.values)) > 1]

@@ -3,7 +3,7 @@
 import random
 
 from four_game import NAMES, RESULTS, play
-from four_rules import RED, WIDTH, YELLOW, landing
+from four_rules import LINES, RED, WIDTH, YELLOW, landing
 
 CELLS = {
     0: {},
@@ -35,4 +35,6 @@ def shown(seen, over=False):
         if cell is not None and not over:
             moves.append({"move": column, "at": divmod(cell, WIDTH), "label": f"column {column + 1}"})
     rows = [[CELLS[stone] for stone in seen[start : start + WIDTH]] for start in range(0, len(seen), WIDTH)]
-    return {"text": "You play yellow.", "rows": rows, "moves": moves}
+    four = next((line for line in LINES if abs(sum(seen[cell] for cell in line)) == len(line)), [])
+    line = [divmod(cell, WIDTH) for cell in four]
+    return {"text": "You play yellow.", "rows": rows, "moves": moves, "line": line}

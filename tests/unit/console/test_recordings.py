@@ -1,13 +1,13 @@
-"""The list of a folder's recordings."""
+"""The list of a folder's recordings: pages of it, and what selects them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx
 
 from brayx.console.api import create_app
-from brayx.console.page.recordings import listed
 from brayx.console.recordings import RecordingsDocument
 from brayx.console.source import Source
 from brayx.recording.index import SessionPart
@@ -15,20 +15,52 @@ from brayx.recording.writer import Folder
 from tests.recorded import Tick, columns_of
 
 
-async def test_a_list_of_recordings_says_how_many_there_are(tmp_path: Path, tracking_db: str) -> None:
+async def test_rewards_in_the_games_bodies_are_a_curve(tmp_path: Path, tracking_db: str) -> None:
+    bodies = (b'{"obs": [1]}', b'{"reward": 1}', b"no json", b'{"reward": 0.5}', b'{"reward": "much"}')
+    ticks = [Tick(number, 0.0, 0.0, body, b"", {}) for number, body in enumerate(bodies)]
+    Folder(str(tmp_path), 10**9).write([SessionPart("a", "a", 0.0, 0, len(ticks))], columns_of(ticks))
+    transport = httpx.ASGITransport(create_app(Source(tracking_db, recordings=str(tmp_path))))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        curves = (await client.get("/api/recordings/a/curves")).json()
+    assert curves == {"ticks": [0, 1, 2, 3, 4], "curves": {"reward": [0.0, 1.0, 0.0, 0.5, 0.0]}}
+
+
+async def test_recordings_are_listed_by_pages_and_selected(tmp_path: Path, tracking_db: str) -> None:
     folder = Folder(str(tmp_path), 10**9)
     for name, count in (("bot", 30), ("other", 20)):
         parts = [
-            SessionPart(f"{name}-{number}", f"{name}-{number}", 0.0, 0, 1, player="main:3") for number in range(count)
+            SessionPart(
+                f"{name}-{number}",
+                f"{name}-{number}",
+                0.0,
+                0,
+                1,
+                player=f"main:{number % 2}",
+                end="stop" if number else "idle",
+                result=float(number) if number else None,
+                events=int(number == 7),
+            )
+            for number in range(count)
         ]
         folder.write(parts, columns_of([Tick(0, 0.0, 0.0, b"", b"", {})] * count))
     transport = httpx.ASGITransport(create_app(Source(tracking_db, recordings=str(tmp_path))))
-    for session, limit, text in (
-        ("", 50, f"50 in {tmp_path}"),
-        ("", 7, f"50 in {tmp_path}; the newest 7 are listed"),
-        ("bot-*", 50, f"30 of 50 in {tmp_path}"),
-        ("bot-*", 7, f"30 of 50 in {tmp_path}; the newest 7 are listed"),
-    ):
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            reply = await client.get("/api/recordings", params={"limit": limit, "session": session})
-        assert listed(RecordingsDocument.model_validate_json(reply.content)) == text
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+
+        async def listed(**query: Any) -> tuple[int, list[str]]:
+            reply = await client.get("/api/recordings", params=query)
+            document = RecordingsDocument.model_validate_json(reply.content)
+            assert document.total == 50
+            return document.selected, [recording.session for recording in document.recordings]
+
+        selected, newest = await listed()
+        assert (selected, len(newest), newest[:2], newest[-1]) == (50, 50, ["other-19", "other-18"], "bot-0")
+        assert await listed(first=48, limit=7) == (50, newest[48:])
+        assert await listed(first=10, limit=3) == (50, newest[10:13])
+        assert (await listed(session="bot-*", limit=7))[0] == 30
+        assert await listed(end="idle") == (2, ["other-0", "bot-0"])
+        assert await listed(errors=True, session="bot-*") == (1, ["bot-7"])
+        assert (await listed(player="main"))[0] == 50
+        assert (await listed(player="main:1"))[0] == 25
+        assert await listed(min_return=18, max_return=19, limit=2) == (4, ["other-19", "other-18"])
+        assert (await listed(min_return=-100))[0] == 48, "two have no return"
+        assert (await client.get("/api/recordings", params={"min_return": "many"})).json()["error"] == "bad_request"

@@ -13,6 +13,7 @@ import pytest
 from brayx.children import Channel
 from brayx.console.api import create_app
 from brayx.console.job import ConsoleJob
+from brayx.console.page.trials import differing, is_straight, key_charts
 from brayx.console.source import Source
 from brayx.tracking import Trial
 
@@ -40,3 +41,32 @@ async def test_only_the_trial_of_a_job_that_can_be_interrupted_can_be_stopped(tr
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             trials = (await client.get("/api/trials", params={"project": "p"})).json()
     assert {trial["run_id"]: trial["can_stop"] for trial in trials} == {before.run_id: False, running.run_id: can_stop}
+
+
+def test_settings_that_differ_and_curves_that_show_nothing() -> None:
+    settings = {"a": {"seed": "0", "lr": "0.1", "model.engine": "onnx"}, "b": {"seed": "1", "lr": "0.1"}}
+    assert [tuple(setting) for setting in differing(settings)] == [
+        ("model.engine", ("onnx", "-")),
+        ("seed", ("0", "1")),
+    ]
+    assert is_straight([(0, 1.0), (5, 1.0)])
+    assert is_straight([])
+    assert not is_straight([(0, 1.0), (5, 1.5)])
+    assert key_charts({"learner/loss": 0, "return/last_100_games": 0, "tick/per_s": 0, "session/games": 0}) == [
+        "return/last_100_games",
+        "learner/loss",
+        "tick/per_s",
+    ]
+
+
+async def test_a_trial_has_its_dates_and_settings(tracking_db: str) -> None:
+    trial = Trial.open("p", "t", tracking_db)
+    trial.log_params({"trainer": {"learning_rate": 0.1}})
+    transport = httpx.ASGITransport(create_app(Source(tracking_db)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        (running,) = (await client.get("/api/trials")).json()
+        assert (await client.get(f"/api/trials/{trial.run_id}/settings")).json() == {"trainer.learning_rate": "0.1"}
+        trial.finish()
+        (finished,) = (await client.get("/api/trials")).json()
+    assert running["ended_s"] is None
+    assert finished["ended_s"] >= finished["began_s"] == running["began_s"] > 0

@@ -13,6 +13,7 @@ from brayx.console import verdict
 from brayx.console.page import frame
 from brayx.console.page.chinese import CHINESE
 from brayx.console.page.words import prefers_chinese
+from brayx.metrics import charts
 
 PAGE = Path(frame.__file__).parent
 
@@ -28,23 +29,24 @@ def texts(file: Path) -> Iterator[str]:
 def test_every_text_has_a_chinese_one_with_the_same_values() -> None:
     used = {text for file in PAGE.glob("*.py") for text in texts(file)}
     assert len(used) > 40, "they are found"
-    assert {*used, *verdict.REASONS, *verdict.ADVICE, *frame.PAGES} - CHINESE.keys() == set()
+    assert {*used, *verdict.REASONS, *verdict.ADVICE, *frame.PAGES, *charts.GROUPS.values()} - CHINESE.keys() == set()
     for english, chinese in CHINESE.items():
         assert re.findall(r"[一-鿿]", chinese), english
         assert sorted(re.findall(r"\{(\w+)\}", english)) == sorted(re.findall(r"\{(\w+)\}", chinese)), english
 
 
 def test_no_chinese_text_is_left_over() -> None:
-    """Each is a literal of the page or of the verdicts."""
+    """Each is a literal of the page, or of what it shows."""
     literals = {
         node.value
-        for file in (*PAGE.glob("*.py"), Path(verdict.__file__))
+        for file in (*PAGE.parent.rglob("*.py"), Path(charts.__file__))
         if file.name != "chinese.py"
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.Constant)
     }
-    states = {"running", "finished", "failed", "interrupted"}  # of trials
-    assert CHINESE.keys() - literals - states == set()
+    states = {"finished", "failed", "interrupted"}  # of trials
+    counters = {"counted", "broken off", "contradictory", "refused"}  # of a league's games
+    assert CHINESE.keys() - literals - states - counters == set()
 
 
 @pytest.mark.parametrize(
