@@ -151,12 +151,13 @@ def draw(out: Path, chromium: str | None, league: Path | None) -> None:
             game = threading.Thread(target=_play_slowly, args=(door, over))
             game.start()
             recording = api.get("/api/recordings").json()["recordings"][0]["id"]
-            for name, path, size, scheme in (
-                ("overview", "/", _WIDE, "light"),
-                ("recording", f"/recordings/{recording}", _WIDE, "light"),
-                ("session", "", _NARROW, "dark"),
+            for name, path, size, scheme, locale in (
+                ("overview", "/", _WIDE, "light", "en-US"),
+                ("overview-zh", "/", _NARROW, "dark", "zh-CN"),
+                ("recording", f"/recordings/{recording}", _WIDE, "light", "en-US"),
+                ("session", "", _NARROW, "dark", "en-US"),
             ):
-                _draw(browser, f"{url}{path or f'/session?id={_SLOW}'}", out, name, size, scheme)
+                _draw(browser, f"{url}{path or f'/session?id={_SLOW}'}", out, name, size, scheme, locale)
             over.set()
             game.join()
         with tempfile.TemporaryDirectory() as folder, _serving(Path(folder)) as url:
@@ -185,11 +186,15 @@ def _play_slowly(door: str, over: threading.Event) -> None:
             client.stop(json.dumps({"obs": obs.tolist(), "reward": reward}))
 
 
-def _draw(browser: Any, url: str, out: Path, name: str, size: tuple[int, int], scheme: str) -> None:
-    context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
+def _draw(
+    browser: Any, url: str, out: Path, name: str, size: tuple[int, int], scheme: str, locale: str = "en-US"
+) -> None:
+    viewport = {"width": size[0], "height": size[1]}
+    context = browser.new_context(viewport=viewport, color_scheme=scheme, locale=locale)
     page = context.new_page()
+    page.set_default_timeout(120_000)
     page.goto(url)
-    page.wait_for_function("document.body.innerText && !document.body.innerText.includes('Loading')", timeout=120_000)
+    page.wait_for_function("document.body.innerText && !/Loading|载入中/.test(document.body.innerText)")
     page.wait_for_timeout(5000)
     if url.endswith("/play"):
         page.get_by_role("button", name="New game").click()

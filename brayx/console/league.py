@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Annotated
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
 
+from brayx import tracking
 from brayx.console.documents import Document
 from brayx.console.source import Source
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, LeagueError
+from brayx.league.files import PLAYER_TAG
+from brayx.league.finding import books_of, league_of, newest_league
+from brayx.league.ledger import Ledger
 from brayx.league.levels import read_levels
+from brayx.league.member import Member
 
 
 class StandingDocument(Document):
@@ -47,6 +53,14 @@ class LevelDocument(Document):
     high: float
 
 
+class GateDocument(Document):
+    """Whether a snapshot passes its league's gate, see `brayx.league.league.League.judge`."""
+
+    passed: bool
+    reason: str
+    """With the number that decides."""
+
+
 class LeagueDocument(Document):
     """The newest league of the store."""
 
@@ -71,15 +85,12 @@ def routes(source: Source) -> APIRouter:
     @router.get("")
     def league() -> LeagueDocument | None:
         """Standings, payoff and rating curves of the newest league; null: there is none."""
-        # Imported only here, since these modules import torch.
-        from brayx.league.finding import books_of, newest_league
-        from brayx.league.ledger import Ledger
-        from brayx.league.report import Books, document
-
         try:
             trial = newest_league(source.uri, source.project)
         except ConfigError:
             return None
+        from brayx.league.report import Books, document  # only if there is a league, since it imports torch
+
         report = document(trial, Books.read(trial))
         with contextlib.closing(Ledger(books_of(trial), read_only=True)) as ledger:
             curves = ledger.curves()
@@ -96,6 +107,24 @@ def routes(source: Source) -> APIRouter:
             },
             levels=_levels(Path((source.board or {}).get("levels", ""))),
         )
+
+    @router.get("/gate")
+    def gate(version: Annotated[str, Query(description="models:/NAME/VERSION of a snapshot")]) -> GateDocument:
+        """Whether a snapshot passes its league's gate; a gate's own check is not run."""
+        from brayx.league.league import League
+        from brayx.league.promote import recorded_league  # imports torch
+
+        entry = tracking.find(version, source.uri)
+        if PLAYER_TAG not in entry.tags:
+            raise LeagueError(f"version {entry.version} of model {entry.name!r} is not a snapshot of a league")
+        member, trial = Member(entry.tags[PLAYER_TAG], entry.version), league_of(entry.run_id, source.uri)
+        _, config, _ = recorded_league(trial)
+        with contextlib.closing(Ledger(books_of(trial), read_only=True)) as ledger:
+            league = League(config, ledger)
+            if league.champion() == member:
+                return GateDocument(passed=True, reason=f"{member.label} is the league's champion")
+            verdict = league.judge(member)
+        return GateDocument(passed=verdict.passed, reason=verdict.reason)
 
     return router
 

@@ -99,6 +99,15 @@ def test_the_league_page_shows_what_the_api_gives(league: Console, browser: Brow
         assert overflow(page) == 0
 
 
+def test_a_snapshot_is_judged_by_its_leagues_gate(league: Console) -> None:
+    """As a promotion in the page says it; the console's store has nothing but this league."""
+    (model,) = league.get("/api/models")
+    gate = league.get("/api/league/gate", version=f"models:/{model['name']}/1")
+    assert gate["reason"]
+    assert gate["passed"] or league.get("/api/league")["champion"] != "main:1"
+    assert league.refusal("GET", "/api/league/gate", params={"version": f"models:/{model['name']}/999"})[0] == 404
+
+
 def _table(page: Page) -> list[list[str]]:
     """The texts of the standings' cells."""
     expect(page.locator("tbody tr").first).to_be_visible()

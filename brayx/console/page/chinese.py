@@ -144,6 +144,9 @@ CHINESE: dict[str, str] = {
     "Now it is version {version}: {result}.": "现在是版本 {version}：{result}。",
     "It is worse than the version that it replaces.": "它比被替换的版本差。",
     "It has no result yet.": "它还没有成绩。",
+    "It passes its league's gate: {reason}.": "它通过了联赛的关卡：{reason}。",
+    "It fails its league's gate: {reason}.": "它没有通过联赛的关卡：{reason}。",
+    "Its league's gate cannot be asked: {why}": "无法询问联赛的关卡：{why}",
     "The running job has no `canary`, so no session gets the candidate.": (
         "正在运行的任务没有设置 `canary`，所以没有会话会用到候选版本。"
     ),

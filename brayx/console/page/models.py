@@ -9,15 +9,16 @@ from typing import NamedTuple
 from nicegui import ui
 
 from brayx.console.documents import DoneDocument, number_of
-from brayx.console.league import LeagueDocument, StandingDocument
+from brayx.console.league import GateDocument, LeagueDocument, StandingDocument
 from brayx.console.models import ModelDocument, MoveDocument, VersionDocument
 from brayx.console.overview import ArmDocument, CanaryDocument, JobDocument
 from brayx.console.page.caller import ApiCaller, Connect
-from brayx.console.page.frame import MUTED, Panel, confirmed, control, empty, frame, heading, number
+from brayx.console.page.frame import MUTED, Panel, confirmed, control, empty, frame, heading, number, sentence
 from brayx.console.page.listing import Listing
 from brayx.console.page.words import tr
 from brayx.console.play import OpponentListDocument
 from brayx.console.recordings import RecordingsDocument
+from brayx.errors import BrayxError
 
 _SHOWN = 50
 """Number of versions that are shown of each model: the newest. Those with an alias are always shown."""
@@ -164,11 +165,24 @@ class _Model:
             lines.append("⚠ " + tr("It is worse than the version that it replaces."))
         if row.value is None:
             lines.append("⚠ " + tr("It has no result yet."))
+        if "player" in row.version.tags:
+            lines.append(await self._gate(version))
         if alias == "candidate" and self._job.running and not self._job.canaries:
             lines.append("⚠ " + tr("The running job has no `canary`, so no session gets the candidate."))
         if await confirmed("\n".join(lines), tr("Promote")):
             body = {"version": version, "alias": alias}
             await control(self._caller.post(MoveDocument, f"/api/models/{self._name}/promote", body), _moved)
+
+    async def _gate(self, version: int) -> str:
+        """Whether a snapshot passes its league's gate, in words."""
+        query = {"version": f"models:/{self._name}/{version}"}
+        try:
+            gate: GateDocument = await self._caller.get(GateDocument, "/api/league/gate", **query)
+        except BrayxError as error:
+            return "⚠ " + tr("Its league's gate cannot be asked: {why}", why=sentence(error.message))
+        if gate.passed:
+            return tr("It passes its league's gate: {reason}.", reason=gate.reason)
+        return "⚠ " + tr("It fails its league's gate: {reason}.", reason=gate.reason)
 
     async def _roll_back(self) -> None:
         model = self._model
