@@ -36,7 +36,7 @@ from brayx.actor.players import (
     seated,
 )
 from brayx.components import load
-from brayx.errors import AgentError
+from brayx.errors import AgentError, LeagueError
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.protocol import game_of
 from brayx.strict_json import parse_json
@@ -190,6 +190,10 @@ class AgentActor(Actor):
         self._request = player.request or self._request  # in case the session moves
         self._delay = Delay(player.delay) if player.delay else None
         try:
+            if (
+                player.delay and isinstance(codec, ContractCodec) and codec.rows
+            ):  # rows of other ticks are other agents'
+                raise LeagueError(f"player {player.label!r} reacts late, and plays one agent: start a session for each")
             self._failures = SessionFailures(player.services.recorder)
             report = None if player.report is None else self._report
             services = replace(player.services, report=report, keep=self._keep)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import pytest
 import brayx.actions as actions
 from brayx.actor.contract_agent import ContractAgent
 from brayx.actor.decode import sample_action
+from brayx.actor.players import SeatedPlayer
 from brayx.engines.base import ModelSpec, StateSpec
-from brayx.errors import BadBody, BadLimits, ModelError
+from brayx.errors import BadBody, BadLimits, LeagueError, ModelError
 from brayx.gamecore.contract_ticks import Tick
 from brayx.types import Forward, Fragment
 from tests.unit.actor.test_contract_agent import CONTINUOUS, DISCRETE, HYBRID, Fixed, Game
@@ -295,6 +297,20 @@ async def test_agents_that_never_end_are_bounded(monkeypatch: pytest.MonkeyPatch
     await tick_rows(game, [(agent, [0, 0], 0.0, "") for agent in range(3)])
     with pytest.raises(BadBody, match="agent has 4 agents whose episodes have not ended"):
         await tick_rows(game, [(7, [0, 0], 0.0, "")])
+
+
+async def test_a_player_that_reacts_late_plays_one_agent() -> None:
+    game, left = Game(DISCRETE, SeeingRows(DISCRETE_KIND), "serve"), list[str]()
+
+    class Seats:
+        async def seat(self, session: str) -> SeatedPlayer:
+            services = game.actor._factory.services
+            return SeatedPlayer("slow", services, None, None, left.append, delay=2)
+
+    game.actor = replace(game.actor._factory, players=Seats())()
+    with pytest.raises(LeagueError, match="player 'slow' reacts late"):
+        await start_rows(game)
+    assert left == ["error"]
 
 
 async def test_a_start_says_rows_by_true_or_false() -> None:
