@@ -66,8 +66,10 @@ def tick_of(tick: LiveTick) -> TickDocument:
         arrays={name: array_of(array) for name, array in arrays.items()},
         action=array_of(arrays["action"]) if "action" in arrays else None,
         probabilities=None if logits is None else probabilities_of(np.asarray(logits), mask),
-        value=float(value) if value is not None and np.size(value) == 1 and np.isfinite(value).all() else None,
-        policy_version=int(version) if version is not None and np.size(version) == 1 else None,
+        value=np.asarray(value).item()
+        if value is not None and np.size(value) == 1 and np.isfinite(value).all()
+        else None,
+        policy_version=int(np.asarray(version).item()) if version is not None and np.size(version) == 1 else None,
         image=next(filter(None, (_image(array) for array in arrays.values())), None),
     )
 

@@ -17,3 +17,11 @@ def test_any_body_of_a_game_can_be_shown(text: str) -> None:
     shown = json.loads(tick.model_dump_json())
     assert shown["input"] == shown["output"] == (None if text in ("NaN", "1e999") else text)
     assert shown["probabilities"] is None
+
+
+def test_a_tick_of_a_session_with_rows_is_shown_with_one_agent_or_several() -> None:
+    one = {"value": np.array([0.5], np.float32), "policy_version": np.array([3]), "logits": np.zeros((1, 2))}
+    shown = tick_of(LiveTick(0, 0.0, 0.0, b"", b"", one, ""))
+    assert (shown.value, shown.policy_version, shown.probabilities) == (0.5, 3, None)
+    several = tick_of(LiveTick(0, 0.0, 0.0, b"", b"", {name: np.tile(array, 2) for name, array in one.items()}, ""))
+    assert (several.value, several.policy_version) == (None, None)
