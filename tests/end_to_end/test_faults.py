@@ -248,10 +248,12 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Stopped:
 
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
-    """Kills a gamecore of a job, waits until another plays in its place, and presses Ctrl-C."""
+    """Kills a gamecore of a job whose learner is a child process, waits until another plays in its place, and presses
+    Ctrl-C."""
     folder = tmp_path_factory.mktemp("interrupted")
     words = long_job(folder)
-    with brayx(folder, *words, "--set", "trainer.num_steps=10_000_000") as command, said_on_failure(command):
+    endless = setting("trainer.num_steps=10_000_000", "trainer.where=child")
+    with brayx(folder, *words, *endless) as command, said_on_failure(command):
         port = port_of_games(command)
         games = gamecores(command)
         os.kill(min(games), signal.SIGKILL)

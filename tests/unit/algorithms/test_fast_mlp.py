@@ -32,7 +32,6 @@ BATCHES = {
     "central": "categorical",
     "central gaussian": "gaussian",
     "central heads": "heads",
-    "heads": "heads",
     "masked": "masked",
     "hybrid": "hybrid",
 }
