@@ -143,7 +143,7 @@ class Seats:
         self._versions = itertools.cycle(range(1, snapshots + 1))
         self._model = model
 
-    async def seat(self, session: str) -> SeatedPlayer:
+    async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
         version = next(self._versions)
         services = Services({"model": PinnedVersion(self._model, version)}, {}, Recorder())
         return SeatedPlayer(f"main:{version}", services, None, lambda value: None, lambda reason: None)

@@ -5,7 +5,8 @@
 Each agent chases a point on a square. It observes where the point is, and with ``--picture`` an 84 x 84 picture as a
 PNG; steers by two numbers, and may dash unless it just did. An episode ends when the point is caught, or at Max Step,
 and the agent starts anew under another id in the same message. A runner has another behaviour: it flees the point, and
-an episode ends only at Max Step. Flags of Unity itself are ignored.
+an episode ends only at Max Step. With ``--teams`` two agents chase the same point, one of each team: who catches it
+earns 1, the other loses 1, and both start anew. Flags of Unity itself are ignored.
 """
 
 from __future__ import annotations
@@ -149,15 +150,19 @@ def demo_bytes(pairs: list[pb.Demonstrated], num_steps: int | None = None, annou
 class Chaser:
     """One agent: a point that it steers, and one that it is to catch or to flee, both within [-1, 1]."""
 
-    def __init__(self, game: UnityGame, rng: random.Random, *, flees: bool = False) -> None:
+    def __init__(self, game: UnityGame, rng: random.Random, *, flees: bool = False, team: int | None = None) -> None:
         self._game, self._rng, self.flees = game, rng, flees
+        self.rival: Chaser | None = None
+        self.behaviour = FLEEING if flees else BEHAVIOUR if team is None else f"{BEHAVIOUR}?team={team}"
         self.restart()
 
     def restart(self) -> None:
         """Begins an episode, under a new id."""
         self.id = self._game.new_id()
         self.x, self.y, self.target_x, self.target_y = (self._rng.uniform(-1, 1) for _ in range(4))
-        self.length, self.reward, self.dashed, self.caught = 0, 0.0, False, False
+        self.length, self.reward, self.dashed, self.caught, self.lost = 0, 0.0, False, False, False
+        if self.rival is not None and self.rival.length == 0:  # which has started anew just before
+            self.target_x, self.target_y = self.rival.target_x, self.rival.target_y
 
     def step(self, steer: Sequence[float], dash: int) -> None:
         """Moves."""
@@ -175,7 +180,7 @@ class Chaser:
     @property
     def has_ended(self) -> bool:
         """Whether the episode has."""
-        return self.caught or self.length >= self._game.limit
+        return self.caught or self.lost or self.length >= self._game.limit
 
     def message(self, *, picture: bool) -> pb.Agent:
         """What the agent says now."""
@@ -183,7 +188,7 @@ class Chaser:
             id=self.id,
             reward=self.reward,
             done=self.has_ended,
-            max_step_reached=self.has_ended and not self.caught,
+            max_step_reached=self.has_ended and not (self.caught or self.lost),
             action_mask=[] if self.flees else [False, self.dashed],
             observations=[
                 vector([self.target_x - self.x, self.target_y - self.y, self.x, self.y]),
@@ -214,11 +219,24 @@ class UnityGame:
     """
 
     def __init__(
-        self, agents: int = 8, *, picture: bool = False, limit: int = 50, period: int = 1, runners: int = 0
+        self,
+        agents: int = 8,
+        *,
+        picture: bool = False,
+        limit: int = 50,
+        period: int = 1,
+        runners: int = 0,
+        teams: bool = False,
     ) -> None:
         self.limit, self._period, self._has_picture = limit, period, picture
         self._ids = 0
-        self._chasers = [Chaser(self, random.Random(index), flees=index >= agents) for index in range(agents + runners)]
+        self._chasers = [
+            Chaser(self, random.Random(index), flees=index >= agents, team=index % 2 if teams else None)
+            for index in range(agents + runners)
+        ]
+        for first, second in zip(self._chasers[::2], self._chasers[1::2], strict=False) if teams else ():
+            first.rival, second.rival = second, first
+            second.restart()
         self.seed = 0
         self.commands: list[int] = []
         self.steps = 0
@@ -233,9 +251,10 @@ class UnityGame:
         self.seed = caller.call(hello()).input.welcome.seed
         answer = caller.call(empty())
         self.commands.append(answer.input.actions.command)
-        new: Sequence[pb.Behaviour] = [behaviour()]
-        if any(chaser.flees for chaser in self._chasers):
-            new = [*new, behaviour(FLEEING, branches=())]
+        new: Sequence[pb.Behaviour] = [
+            behaviour(name, branches=() if name == FLEEING else (2,))
+            for name in dict.fromkeys(chaser.behaviour for chaser in self._chasers)
+        ]
         done = 0
         while calls is None or done < calls:
             asking = [chaser for index, chaser in enumerate(self._chasers) if (done + index) % self._period == 0]
@@ -245,14 +264,15 @@ class UnityGame:
                 self.commands.append(answer.input.actions.command)
                 return
             by_behaviour = answer.input.actions.by_behaviour
-            self._act(asking, [*by_behaviour[BEHAVIOUR].actions, *by_behaviour[FLEEING].actions])
+            actions = {name: iter(listed.actions) for name, listed in by_behaviour.items()}
+            self._act(asking, [next(actions[chaser.behaviour]) for chaser in asking])
             done += 1
         caller.call(leaving())
 
     def _message(self, asking: Sequence[Chaser], new: Sequence[pb.Behaviour]) -> tuple[pb.Message, list[Chaser]]:
         agents: dict[str, list[pb.Agent]] = {}
         for chaser in asking:
-            listed = agents.setdefault(FLEEING if chaser.flees else BEHAVIOUR, [])
+            listed = agents.setdefault(chaser.behaviour, [])
             if chaser.has_ended:
                 listed.append(chaser.message(picture=self._has_picture))
                 chaser.restart()
@@ -263,6 +283,9 @@ class UnityGame:
         for chaser, action in zip(asking, actions, strict=True):
             chaser.step(action.continuous, 0 if chaser.flees else action.discrete[0])
             self.steps += 1
+        for chaser in asking:
+            if chaser.rival is not None and chaser.caught and not chaser.rival.caught:
+                chaser.rival.lost, chaser.rival.reward = True, -1.0
 
 
 def expert_demo(episodes: int = 10) -> bytes:
@@ -287,6 +310,7 @@ def main() -> None:
     parser.add_argument("--mlagents-port", type=int, default=5004)
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--runners", type=int, default=0)
+    parser.add_argument("--teams", action="store_true")
     parser.add_argument("--limit", type=int, default=50)
     parser.add_argument("--period", type=int, default=1)
     parser.add_argument("--picture", action="store_true")
@@ -297,6 +321,7 @@ def main() -> None:
         limit=options.limit,
         period=options.period,
         runners=options.runners,
+        teams=options.teams,
     )
     with Caller(options.mlagents_port) as caller:
         game.play(caller)

@@ -266,6 +266,8 @@ class AgentActor(Actor):
         state = self._state_of(body)
         if logs.taking:
             logs.phase("decode")
+        if self._player.sees is not None:
+            self._player.sees(state.input)
         with self._agents.services.use():
             try:
                 await self._agents.act(state)
@@ -318,6 +320,8 @@ class AgentActor(Actor):
         self._stop = body
         if body:
             state = State(self._session, tick=self._tick, kind="stop", input=self._codec.decode_stop(body))
+            if self._player.sees is not None:
+                self._player.sees(state.input)
             results = [] if self._player.report is None else self._codec.results(state.input)
             for result in results:
                 self._report(result)
@@ -401,7 +405,7 @@ class AgentActor(Actor):
     async def _seated(self, start: State) -> SeatedPlayer:
         factory = self._factory
         if factory.players is not None:
-            return await factory.players.seat(start.session)
+            return await factory.players.seat(start.session, start.input)
         if factory.opponents is not None:
             player = await seated(factory.opponents, start, self._request)
             if player is not None:

@@ -31,6 +31,7 @@ class SeatedPlayer:
         services: the models, buffers and recorder of its agents.
         script: agent that plays instead of the job's; None: the job's agents play.
         report: takes the result of the session's seat: ``win``, ``draw``, ``loss`` or a score; None: no league.
+        sees: gets the input of each tick and of the stop, before its agents; None: nothing does.
         leave: call once the session has ended, with the reason; later calls do nothing.
         model: name of the model that plays at the player's own version, whatever its aliases say; empty: none.
         reply: JSON value that answers the session's start; None: the usual answer.
@@ -52,6 +53,7 @@ class SeatedPlayer:
     delay: int = 0
     release: Callable[[], None] = lambda: None
     request: Any = None
+    sees: Callable[[Any], None] | None = None
 
 
 class Delay:
@@ -74,8 +76,12 @@ def no_league(services: Services) -> SeatedPlayer:
 class Players(Protocol):
     """Gives each session of a game its player."""
 
-    async def seat(self, session: str) -> SeatedPlayer:
+    async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
         """The player of a session that starts.
+
+        Args:
+            session: the session's id.
+            start: the decoded body of its start.
 
         Raises:
             BrayxError: there is no seat for it in its game, or the league does not answer.

@@ -61,7 +61,7 @@ async def forward_rows(model: str, agents: Sequence[int], obs: NestedArray, memo
         before = memory.before(agents, state.initial)
         args = (*args[: state.argument], before, *args[state.argument :])
     began = monotonic()
-    outputs, versions = await _outputs(handle, len(agents), args)
+    outputs, versions = await outputs_of_rows(handle, len(agents), args)
     if state is not None:
         memory.keep(agents, outputs["state"])
         outputs = {**outputs, "state": before}
@@ -70,7 +70,8 @@ async def forward_rows(model: str, agents: Sequence[int], obs: NestedArray, memo
     return Forward(outputs, versions)  # type: ignore[arg-type]
 
 
-async def _outputs(handle: Any, count: int, args: tuple[NestedArray, ...]) -> tuple[Any, np.ndarray]:
+async def outputs_of_rows(handle: Any, count: int, args: tuple[NestedArray, ...]) -> tuple[Any, np.ndarray]:
+    """The outputs ``[count, ...]`` of a model for arguments with rows, and the version of each; at once if it can."""
     if hasattr(handle, "forward_rows"):
         outputs, versions = await handle.forward_rows(*args)
         return outputs, versions

@@ -21,6 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from brayx.bridges.teams import behaviour_and_team
 from brayx.errors import BadBody, BodyTooLarge, DeadlineExceeded
 from brayx.gamecore.contract import Contract
 
@@ -245,10 +246,12 @@ def contracts_of(announced: Mapping[str, Any]) -> list[Contract]:
 
 
 def _contract(policy: Any, observations: Mapping[str, Any], actions: Mapping[str, Any]) -> Contract:
+    behaviour, team = behaviour_and_team(policy) if isinstance(policy, str) else (policy, 0)
     return Contract.parse(
         {
             "contract": 1,
-            "behaviour": policy,
+            "behaviour": behaviour,
+            "team": team,
             "observations": {name: _observation(name, space) for name, space in observations.items()},
             "actions": {name: _action(name, space) for name, space in actions.items()},
             "encoding": "packed",

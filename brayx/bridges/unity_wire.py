@@ -23,6 +23,7 @@ from google.protobuf.message import DecodeError
 from PIL import Image, UnidentifiedImageError
 
 from brayx.bridges.engine import AgentStep
+from brayx.bridges.teams import behaviour_and_team
 from brayx.bridges.v1 import unity_pb2 as pb
 from brayx.errors import BadBody, ProtocolError
 from brayx.gamecore.contract import Contract, ObservationSpec
@@ -163,8 +164,7 @@ class UnityBehaviour:
 
     def __init__(self, announced: pb.Behaviour, agent: pb.Agent) -> None:
         self.name = announced.name
-        behaviour, _, options = announced.name.partition("?")
-        team = options.removeprefix("team=")
+        behaviour, team = behaviour_and_team(announced.name)
         self._specs = [_observation(index, observation) for index, observation in enumerate(agent.observations)]
         names = [spec["name"] for spec in self._specs]
         for index, spec in enumerate(self._specs):
@@ -174,7 +174,7 @@ class UnityBehaviour:
             {
                 "contract": 1,
                 "behaviour": behaviour,
-                "team": int(team) if team.isdecimal() else 0,
+                "team": team,
                 "observations": self._specs,
                 "actions": list(_actions(announced)),
                 "encoding": "packed",

@@ -186,7 +186,7 @@ class LeagueSeats:
         self._draws: dict[str, asyncio.Task[Game]] = {}
         self._ended = EndedGames(league, numbers, timeout_s)
 
-    async def seat(self, session: str) -> SeatedPlayer:
+    async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
         """See `brayx.actor.players.Players.seat`."""
         game = game_of(session) or session
         drawn: Game | None = None

@@ -27,7 +27,7 @@ from brayx.jobs.contracts import parse_contract, read_contract
 from brayx.jobs.document import JobFile, Loc, dotted, nearest, nearest_file, short, walk
 from brayx.jobs.former import forget_former, remove_former
 from brayx.jobs.kinds import BoardConfig, FreeConfig, RenderConfig, SourceConfig
-from brayx.league.config import LeagueConfig
+from brayx.league.config import LeagueConfig, SelfPlayConfig
 from brayx.model.config import ModelConfig
 from brayx.recording.config import RecordingConfig
 from brayx.recording.drawing import Drawing
@@ -49,6 +49,7 @@ KINDS: dict[str, type[BaseModel]] = {
     "actor": ActorConfig,
     "trainer": TrainerConfig,
     "league": LeagueConfig,
+    "self_play": SelfPlayConfig,
     "render": RenderConfig,
     "recording": RecordingConfig,
     "board": BoardConfig,
@@ -98,6 +99,7 @@ class JobConfig(BaseModel):
     actors: dict[str, ActorConfig] = {}
     trainers: dict[str, TrainerConfig] = {}
     leagues: dict[str, LeagueConfig] = {}
+    self_plays: dict[str, SelfPlayConfig] = {}
     renders: dict[str, RenderConfig] = {}
     recordings: dict[str, RecordingConfig] = {}
     boards: dict[str, BoardConfig] = {}
@@ -346,7 +348,9 @@ class _Validation:
             self._add(("behaviours", name, key), "is an option of the whole job, expected components")
         prefix: Loc = ("behaviours", name)
         lines = {loc[2:]: line for loc, line in self.document.lines.items() if loc[:2] == prefix and len(loc) > 2}
-        document = JobFile(merged_options(values, own), {**self.document.lines, **lines}, self.document.file)
+        merged = merged_options(values, own)
+        values = {key: merged[key] for key in merged if merged[key] is not None or key not in own}
+        document = JobFile(values, {**self.document.lines, **lines}, self.document.file)
         return _Validation(document, self.path).job()
 
     def _contract(self, value: Any) -> dict[str, Any] | None:
@@ -473,9 +477,11 @@ class _Validation:
             check("models", (name, "model"), rollout.model)
             check("buffers", (name, "buffer"), rollout.buffer)
 
-        for kind in ("recording", "board"):
+        for kind in ("recording", "board", "self_play"):
             for name in list(groups[f"{kind}s"])[1:]:
                 self._add((name,), f"a job has one {kind} at most")
+        if groups["leagues"] and groups["self_plays"]:
+            self._add((*groups["self_plays"],), "a job has a league or self_play, not both")
 
     def _broken(self, group: str) -> set[str]:
         """Components of a group in the file, valid or not, so that each error is reported once."""

@@ -17,6 +17,8 @@ from brayx.text_files import read_text
 if TYPE_CHECKING:
     from brayx.jobs.config import JobConfig
 
+SELF_PLAY_TAG = "brayx.self_play"
+"""Tag of a trial whose behaviour has played against itself: the name under which its versions are registered."""
 CONTRACT_TAG = "brayx.contract"
 """Tag of a trial and of its registered versions: the contract's id."""
 BEHAVIOUR_TAG = "brayx.behaviour"

@@ -84,7 +84,7 @@ class JobFile:
         return cls(values, lines, file)
 
     def override(self, text: str, top: Sequence[str] = ()) -> None:
-        """Lays ``NAME.KEY=VALUE`` over the file. ``NAME.kind=KIND`` may add a component.
+        """Lays ``NAME.KEY=VALUE`` over the file. ``NAME.kind=KIND`` may add a component, ``NAME=null`` leaves one out.
 
         Args:
             text: the override.
@@ -115,7 +115,9 @@ class JobFile:
             elif not last and target.get(str(part)) is None:
                 target[str(part)] = {}
             key = part if isinstance(target, list) else str(part)
-            if last:
+            if last and parsed is None and depth == 0 and key not in top:
+                target.pop(key, None)
+            elif last:
                 target[key] = parsed
             else:
                 target = target[key]

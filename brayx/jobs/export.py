@@ -17,7 +17,7 @@ from brayx.engines.base import Tolerance
 from brayx.engines.bundle import Samples, bundle_files, check_writeable, write_bundle
 from brayx.errors import BrayxError, ConfigError
 from brayx.jobs.champion import best_of
-from brayx.jobs.contracts import BEHAVIOUR_TAG, parse_contract, plain_name
+from brayx.jobs.contracts import BEHAVIOUR_TAG, SELF_PLAY_TAG, parse_contract, plain_name
 from brayx.jobs.layouts import WrittenLayout, write_layout
 from brayx.jobs.stored_models import StoredModel, stored_model
 from brayx.model.build import recorded_samples
@@ -103,7 +103,7 @@ def export_layout(
 
 def export_behaviours(trial: Trial, layout: str, out: Path) -> Iterator[str]:
     """Writes ``BEHAVIOUR.onnx`` for each behaviour of a trial that has ended: of its best checkpoint, if games enough
-    were played, else of its newest. Trusts the trial's code, so it must be of this machine.
+    were played, else and after self-play of its newest. Trusts the trial's code, so it must be of this machine.
 
     Args:
         trial: the trial; further behaviours are its children.
@@ -119,7 +119,8 @@ def export_behaviours(trial: Trial, layout: str, out: Path) -> Iterator[str]:
             continue
         file = out / f"{plain_name(behaviour)}.onnx"
         try:
-            best = best_of(trained)
+            # The return of self-play is that against ever better opponents.
+            best = None if SELF_PLAY_TAG in trained.tags() else best_of(trained)
             folder = trained.latest_checkpoint() if best is None else best[1]
             if folder is None:
                 yield f"{file}: not written: behaviour {behaviour!r} has no checkpoint yet"

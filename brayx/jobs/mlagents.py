@@ -166,7 +166,7 @@ class _Translation:
         made.job = before | common
         if names:
             made.job.setdefault("trainer.algorithm", {"name": jobs[0]["trainer.algorithm"]["name"]})
-            own = [{key: value for key, value in job.items() if made.job.get(key) != value} for job in jobs]
+            own = [{key: job[key] for key in job if key not in made.job or made.job[key] != job[key]} for job in jobs]
             made.job["behaviours"] = dict(zip(names, map(_nested, own), strict=True))
             if not default:
                 made.job["other_behaviours"] = "refuse"
@@ -205,9 +205,8 @@ class _Translation:
             job["buffer.batch_size"] = max(1, round(buffer_size / length))
             job["algorithm.clip_final"] = min(1.0, _CLIP_END / max(behaviour.hyperparameters.epsilon, _CLIP_END))
         job["actor.episode_length"] = length
-        algorithm = {key: job.pop(key) for key in [*job] if key.startswith("algorithm.")}
-        options = {key.removeprefix("algorithm."): value for key, value in algorithm.items()}
-        job["trainer.algorithm"] = {"name": behaviour.algorithm, **options}
+        job["trainer.algorithm"] = {"name": behaviour.algorithm, **_taken(job, "algorithm.")}
+        job["self_play"] = {"kind": "self_play", **_taken(job, "self_play.")} if behaviour.self_play else None
         if behaviour.behavioral_cloning is not None:
             self._cloning(behaviour.behavioral_cloning, behaviour, (*loc, "behavioral_cloning"))
 
@@ -354,6 +353,11 @@ def _nested(options: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         else:
             nested[component] = value
     return nested
+
+
+def _taken(options: dict[str, Any], prefix: str) -> dict[str, Any]:
+    """Takes the options whose paths begin with a prefix, without it."""
+    return {key.removeprefix(prefix): options.pop(key) for key in [*options] if key.startswith(prefix)}
 
 
 def _build(path: str) -> str:

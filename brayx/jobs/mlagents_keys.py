@@ -147,6 +147,27 @@ class CloningKeys(Section):
     batch_size: Count | None = None
 
 
+class SelfPlayKeys(Section):
+    """``self_play``. Of both sides' steps, a ghost takes half."""
+
+    save_steps: Annotated[Count, To("self_play.snapshot_every")] = 20_000
+    team_change: Annotated[Count | None, To("self_play.team_every")] = None
+    swap_steps: Annotated[Count, To("self_play.swap_every", lambda steps: 2 * steps)] = 10_000
+    window: Annotated[Count, To("self_play.pool_size")] = 10
+    play_against_latest_model_ratio: Annotated[
+        float,
+        Field(ge=0, le=1),
+        To("self_play.against", lambda ratio: {"latest": ratio, "uniform": 1 - ratio}),
+    ] = 0.5
+    initial_elo: Annotated[float, Lost("points begin at 1200", harmless=(1200.0,))] = 1200.0
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_team_change(cls, values: Any) -> Any:
+        save_steps = values.get("save_steps", 20_000) if isinstance(values, dict) else None
+        return {"team_change": 5 * save_steps, **values} if isinstance(save_steps, int) else values
+
+
 class BehaviourKeys(Section):
     """A behaviour, without the ``hyperparameters`` of its trainer."""
 
@@ -166,9 +187,7 @@ class BehaviourKeys(Section):
         str | None,
         Lost("its file is not read: --initialize-from takes a run of brayx", harmless=(None,), refused=True),
     ] = None
-    self_play: Annotated[
-        Any, Lost("one policy plays all teams, against itself as it is now", harmless=(None,), refused=True)
-    ] = None
+    self_play: SelfPlayKeys | None = None
     behavioral_cloning: CloningKeys | None = None
 
     algorithm: ClassVar[str] = "ppo"

@@ -1,4 +1,4 @@
-"""Options of the ``league`` component and of its players. Knows nothing of how they are used."""
+"""Options of the ``league`` component, of its players, and of ``self_play``. Knows nothing of how they are used."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ Weighting = Literal["squared", "linear", "variance"]
 
 LEARNERS = ("main", "exploiter", "league_exploiter")
 """Roles of players that learn."""
+
+MAIN = "main"
+"""Name of the player that learns by self-play."""
 
 POOLS = ("latest", "uniform", "pfsp", "champion", "past")
 """What `PlayerConfig.against` can name besides players."""
@@ -214,3 +217,49 @@ class LeagueConfig(BaseModel):
         if len(seats) != self.seats:
             raise ValueError(f"seats is {self.seats}, and teams name {len(seats)}")
         return self
+
+
+class SelfPlayConfig(BaseModel):
+    """Self-play of each behaviour whose contracts name several teams: one team learns at a time, against past versions
+    of its model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: Literal["self_play"] = "self_play"
+    snapshot_every: Annotated[int, Field(ge=1)] = 20_000
+    """Env steps after which the weights are frozen, to play as an opponent."""
+    swap_every: Annotated[int, Field(ge=1)] = 4_000
+    """Steps of all teams after which another opponent is drawn."""
+    team_every: Annotated[int, Field(ge=1)] = 100_000
+    """Env steps after which another team learns."""
+    against: dict[Literal["latest", "uniform", "pfsp", "champion"], Annotated[float, Field(ge=0)]] = {
+        "latest": 0.5,
+        "uniform": 0.5,
+    }
+    """Shares of the opponents: ``latest`` (the same weights, so that all teams learn), ``uniform`` or ``pfsp`` (past
+    versions, all equally often or hard ones more often), ``champion``."""
+    pool_size: Annotated[int, Field(ge=1, le=10_000)] = 10
+    """Maximum past versions to play against, as of a league."""
+    resident: Annotated[int, Field(ge=1)] = 4
+    """Maximum sets of opponents' weights in memory; others are read from files when they play."""
+    gate: GateConfig = GateConfig(min_games=50, share=0.2)
+    """When a past version becomes champion."""
+
+    def league(self, model: str) -> LeagueConfig:
+        """The league of one player that self-play is.
+
+        Args:
+            model: name of the model component.
+        """
+        shares = {str(pool): share for pool, share in self.against.items()}
+        main = PlayerConfig(role="main", against=shares, snapshot_every=self.snapshot_every)
+        return LeagueConfig(
+            model=model, players={MAIN: main}, pool_size=self.pool_size, resident=self.resident, gate=self.gate
+        )
+
+    @field_validator("against")
+    @classmethod
+    def _plays_somebody(cls, against: dict[str, float]) -> dict[str, float]:
+        if not sum(against.values()):
+            raise ValueError("all shares are 0, so there is nobody to play")
+        return against

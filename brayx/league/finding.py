@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brayx.errors import ConfigError, LeagueError
+from brayx.jobs.contracts import SELF_PLAY_TAG
 from brayx.league.files import PLAYER_TAG, books_file
 from brayx.tracking import Trial
 from brayx.tracking.finding import newest_runs
@@ -96,7 +97,8 @@ def league_of(run_id: str, uri: str) -> Trial:
         TrackingError: the store cannot be read.
     """
     player = Trial.attach(uri, run_id)
-    parent = player.tags().get(PARENT_TAG)
+    tags = player.tags()
+    parent = run_id if SELF_PLAY_TAG in tags else tags.get(PARENT_TAG)
     if parent is None:
         raise LeagueError(f"trial {player.name!r} (run {run_id}) belongs to no league", run_id=run_id)
     return Trial.attach(uri, parent)
@@ -141,7 +143,8 @@ def _snapshot_runs(uri: str, model: str) -> Iterator[str]:
 
 @functools.lru_cache(10_000)
 def parent_of(uri: str, run_id: str) -> str | None:
-    """The run of a player's league, or the run itself if it has no parent; None: `mlflow gc` has removed it.
+    """The run of a player's league, or the run itself if it has no parent or plays itself; None: `mlflow gc` removed
+    it.
 
     Neither changes, and services ask every few seconds: it is read once.
 
@@ -149,7 +152,10 @@ def parent_of(uri: str, run_id: str) -> str | None:
         TrackingError: the store cannot be read.
     """
     player = _run(uri, run_id)
-    return None if player is None else player.data.tags.get(PARENT_TAG, run_id)
+    if player is None:
+        return None
+    tags = player.data.tags
+    return run_id if SELF_PLAY_TAG in tags else tags.get(PARENT_TAG, run_id)
 
 
 def _league(uri: str, run_id: str) -> Trial | None:

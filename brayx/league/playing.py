@@ -213,7 +213,7 @@ class _Seated:
     def __init__(self, games: MatchSeating, sides: Sequence[Opponent], services: list[Services]) -> None:
         self._games, self._sides, self._services = games, sides, services
 
-    async def seat(self, session: str) -> SeatedPlayer:
+    async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
         """See `brayx.actor.players.Players.seat`."""
         side = self._games.assign(session)
         player = self._sides[side]

@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from brayx.engines.base import load_weights
 from brayx.errors import ConfigError, LeagueError
+from brayx.jobs.contracts import SELF_PLAY_TAG
 from brayx.league import check as league_check
 from brayx.league.champion import ALIAS, met, stays
-from brayx.league.config import LeagueConfig
+from brayx.league.config import LeagueConfig, SelfPlayConfig
 from brayx.league.files import PLAYER_TAG
 from brayx.league.finding import books_of, league_of, newest_league
 from brayx.league.league import League
@@ -126,14 +127,18 @@ def recorded_league(trial: Trial) -> tuple[str, LeagueConfig, dict[str, Any]]:
     Raises:
         LeagueError: the trial records no such options.
     """
-    job = _nested(_newest_params(trial))
-    leagues = [part for part in job.values() if isinstance(part, dict) and part.get("kind") == "league"]
-    models = [part for part in job.values() if isinstance(part, dict) and part.get("kind") == "model"]
+    job, self_play = _nested(_newest_params(trial)), trial.tags().get(SELF_PLAY_TAG)
+    parts = [part for part in job.values() if isinstance(part, dict)]
+    leagues = [part for part in parts if part.get("kind") == ("league" if self_play is None else "self_play")]
+    models = [part for part in parts if part.get("kind") == "model"]
     if len(leagues) != 1:
         raise LeagueError(f"trial {trial.name!r} (run {trial.run_id}) has no league options recorded")
     league = leagues[0]
-    players = {name: {**options, "trainer": {}} for name, options in league["players"].items()}
     try:
+        if self_play is not None:
+            (trainer,) = [part for part in parts if part.get("kind") == "trainer"]
+            return self_play, SelfPlayConfig.model_validate(league).league(trainer["model"]), job
+        players = {name: {**options, "trainer": {}} for name, options in league["players"].items()}
         config = LeagueConfig(model=league["model"], players=players, gate=league["gate"])
     except ValueError as error:
         raise LeagueError(f"the options that trial {trial.name!r} records cannot be read: {error}") from None

@@ -18,6 +18,7 @@ from brayx.engines.base import check_weights, layout_of, load_weights, save_weig
 from brayx.engines.torch import module_weights
 from brayx.errors import BadWeights, BrayxError, DeadlineExceeded, StartupError, TrackingError
 from brayx.jobs.config import JobConfig, only, pool_name
+from brayx.jobs.contracts import BEHAVIOUR_TAG, CONTRACT_TAG
 from brayx.jobs.trainee import T, Trainees
 from brayx.league.champion import registered_weights, set_champion
 from brayx.league.charts import draw_league, keep_curves
@@ -126,6 +127,7 @@ class LeagueTraining(Trainees[T]):
         host: the host.
         files: the snapshots' weights.
         say: prints a line above the display.
+        recorded: the job as snapshots record it; None: ``job``.
 
     Attributes:
         trainees: the players that learn, by name; those that failed are left out.
@@ -140,11 +142,12 @@ class LeagueTraining(Trainees[T]):
         host: LeagueHost[T],
         files: SnapshotFiles,
         say: Callable[[str], None],
+        recorded: JobConfig | None = None,
     ) -> None:
         self._config = config = job.leagues[only("league", job.leagues)]
         self._trial, self._clerk, self._host, self._files, self._say = trial, clerk, host, files, say
         self._pool = pool_name(job, config.model)
-        self._about: dict[str, Any] = {"job": job.in_mode("train").as_dict(), "folder": job.folder}
+        self._about: dict[str, Any] = {"job": (recorded or job).in_mode("train").as_dict(), "folder": job.folder}
         learners = config.learners
         self.trainees: dict[str, T] = {name: host.trainee(name) for name in learners}
         self.mains = [name for name in learners if config.players[name].role == "main"] or learners
@@ -386,10 +389,14 @@ class LeagueTraining(Trainees[T]):
         """The league's table as text."""
         return standings_text(self._host.league.standings(), self._host.league.champion())
 
-    def close(self, finished: bool) -> None:
-        """Ends the players' trials."""
+    def close_check(self) -> None:
+        """Ends the process of the gate's check."""
         if self._check is not None:
             self._check.close()
+
+    def close(self, finished: bool) -> None:
+        """Ends the players' trials."""
+        self.close_check()
         for trainee in self.trainees.values():
             trainee.end("FINISHED" if finished else "KILLED")
 
@@ -440,4 +447,6 @@ def is_of_trial(trial: Trial, pool: str, version: int) -> bool:
 
 def register_snapshot(trial: Trial, folder: str, pool: str, step: int, tags: Mapping[str, str], about: str) -> int:
     """Registers a snapshot; returns its version. Runs in the process that has the trial."""
+    contract = {name: value for name, value in trial.tags().items() if name in (CONTRACT_TAG, BEHAVIOUR_TAG)}
+    tags = {**tags, **contract, "project": trial.project}
     return register_files(trial, Path(folder), pool, step, tags=tags, description=about).version

@@ -10,6 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, StartupError
@@ -25,6 +26,7 @@ from brayx.jobs.trainee import Trainees
 from brayx.jobs.training import READY_TIMEOUT_S
 from brayx.jobs.watching import IDLE_S, Idle
 from brayx.local.job import in_one_process
+from brayx.local.self_play import SelfPlays
 from brayx.local.trainee import LocalTrainee
 from brayx.metrics.totals import joined
 from brayx.replay.buffer import NullBuffer
@@ -39,7 +41,6 @@ if TYPE_CHECKING:
     from brayx.trainer.loop import TrainingSummary
 
 _CLOSE_S = 5.0
-
 _ANNOUNCED_S = 60.0
 """After so long, the games' behaviours are taken for all that there are."""
 
@@ -57,6 +58,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
 
     Attributes:
         factories: make the actors of each behaviour's sessions, by name; grows.
+        self_plays: the self-play of behaviours with several teams.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         self._announced, self._missing_at = {name}, time.monotonic() + _ANNOUNCED_S
         self._pool = ""
         self.factories: dict[str, AgentActorFactory] = {}
+        self.self_plays = SelfPlays(say)
         self._make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
         if clerk.may_resume:  # before their games come, or the training could end without them
             for contract in map(parse_contract, clerk.call(contracts_of_children, name)):
@@ -122,6 +125,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
                 self._complete(name, trainee)
         for error in (error for sources in self._sources.values() for error in sources.errors):
             raise error
+        self.self_plays.look()
         self._end_idle()
 
     def is_over(self, no_more: bool) -> bool:
@@ -149,8 +153,13 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         for name, trainee in self.trainees.items():
             clerk, config = trainee.clerk, trainee.config
             clerk.settle()
-            pool = clerk.call(behaviour_pool, several)
-            versions[pool], outcome = promote(self._jobs[name], config, say, clerk.call, pool)
+            if (league := self.self_plays.league(name)) is not None:
+                pool = league.pool
+                versions[pool], table = league.register(say)
+                outcome = f"champion: {pool} version {versions[pool]}, by the games of its self-play\n{table}"
+            else:
+                pool = clerk.call(behaviour_pool, several)
+                versions[pool], outcome = promote(self._jobs[name], config, say, clerk.call, pool)
             lines += [f"{name}: {line}" if several else line for line in outcome.splitlines()]
             if trainee is not self._trainee:
                 title = f"{self._job.project} / {name}"
@@ -163,10 +172,15 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         """See `Trainees.pool`: of the first behaviour."""
         return self._pool or super().pool
 
+    def standings(self) -> str:
+        """See `Trainees.standings`."""
+        return self.self_plays.standings()
+
     def close(self, finished: bool) -> None:
         """See `Trainees.close`."""
         for sources in self._sources.values():
             sources.stop()
+        self.self_plays.close_checks()
         for trainee in self.trainees.values():
             if trainee is not self._trainee:
                 trainee.end("FINISHED" if finished else "KILLED")
@@ -249,7 +263,9 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         """Makes the actors of a behaviour's sessions."""
         trainee = self.trainees[name]
         self._buffers[name] = dict(trainee.buffers)
-        self.factories[name] = self._make_factory(self._jobs[name], trainee, self._buffers[name])
+        factory = self._make_factory(self._jobs[name], trainee, self._buffers[name])
+        players = self.self_plays.players(name, self._jobs[name], trainee, factory.services)
+        self.factories[name] = replace(factory, players=players)
         return self.factories[name]
 
     def _complete(self, name: str, trainee: LocalTrainee) -> None:

@@ -183,6 +183,7 @@ class _LocalTraining(JobTraining):
 
             say = self.progress.say
             self.learning = self._behaviours = BehaviourTraining(job, layout, clerk, self.lobby, say, self.child)
+            self.stack.callback(self._behaviours.self_plays.close_books)
             trainee = self.learning.trainees[self.learning.mains[0]]
             self.numbers, self.buffers = trainee.numbers, trainee.buffers
         else:
@@ -299,7 +300,10 @@ class _LocalTraining(JobTraining):
     async def _close_models(self) -> None:
         """Closes the models that learn, and those that a league added meanwhile."""
         acting = [trainee.acting for trainee in self.learning.trainees.values() if trainee.acting is not None]
-        for model in (*acting, *([] if self._league is None else self._league.opponents)):
+        opponents = [] if self._league is None else self._league.opponents
+        if self._behaviours is not None:
+            opponents = self._behaviours.self_plays.opponents
+        for model in (*acting, *opponents):
             await model.close()
 
     def _champion(self, name: str) -> ActingModel:

@@ -19,9 +19,11 @@ from brayx.jobs.code import scripts_of
 from brayx.jobs.config import JobConfig, job_of, only
 from brayx.league.champion import meet_champion
 from brayx.league.files import books_file, league_folder
+from brayx.league.games import Finished, Game
 from brayx.league.in_progress import LOST, GamesInProgress
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
+from brayx.league.sides import Sides
 from brayx.league.training import LeagueTraining, RunningLeague, fetch_snapshots
 from brayx.local.trainee import LocalTrainee
 from brayx.metrics import Recorder, without_shapes
@@ -45,6 +47,7 @@ class LocalLeagueTraining:
         layout: layout of the model's observations and actions.
         clerk: writes the league's trial.
         say: prints a line above the display.
+        recorded: the job as snapshots record it; None: ``job``.
 
     Attributes:
         numbers: sums over all players.
@@ -57,16 +60,24 @@ class LocalLeagueTraining:
         ModelNotFound: the registry does not have these weights.
     """
 
-    def __init__(self, job: JobConfig, layout: Layout, clerk: Clerk, say: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        job: JobConfig,
+        layout: Layout,
+        clerk: Clerk,
+        say: Callable[[str], None],
+        recorded: JobConfig | None = None,
+    ) -> None:
         self._name = only("league", job.leagues)
         self._job, self._config, self._clerk, self._layout = job, job.leagues[self._name], clerk, layout
         self._scripts = scripts_of(self._config, job.folder)
         trial = clerk.trial()
         files = SnapshotFiles(league_folder(trial) / "weights")
-        self.numbers = LocalNumbers(clerk.totals(), job.trainers[only("trainer", job.trainers)].x_axis)
-        self.numbers.listen(clerk.push)
+        self.numbers = self._recorder()
         self._dropped: list[ActingModel] = []
-        self.training: LeagueTraining[LocalTrainee] = LeagueTraining(job, trial, clerk, self, files, say)
+        self.training: LeagueTraining[LocalTrainee] = LeagueTraining(
+            job, trial, clerk, self, files, say, recorded or job
+        )
         model = job.models[self._config.model]
         module, example = build_model(job.folder, model.module, self._config.model, job.in_mode("train").as_dict())
         resident = model.model_copy(update={"max_versions": self._config.max_versions})
@@ -74,7 +85,7 @@ class LocalLeagueTraining:
         self._ledger = Ledger(books_file(trial))
         meet_champion(job, self._ledger, files, clerk, module, say)
         league = League(self._config, self._ledger, seed=job.seed)
-        self.league = LocalLeague(league, GamesInProgress(self._config), self.numbers)
+        self.league = self._running(league)
         fetch_snapshots(job, league.pool, files, clerk, module)
 
     @property
@@ -85,14 +96,14 @@ class LocalLeagueTraining:
     def seats(self, others: Mapping[str, Any]) -> LocalLeague:
         """Gives sessions their players; ``others`` are the job's other acting models by name."""
         snapshots, trainees = self._snapshots.model, self.training.trainees
-        nothing = {name: NullBuffer() for trainee in trainees.values() for name in trainee.buffers}
+        nothing = {name: self._no_buffer() for trainee in trainees.values() for name in trainee.buffers}
 
         def snapshot(version: int) -> SnapshotModel:
             return SnapshotModel(snapshots, version)
 
         seating = Seating(self._config.model, snapshot, others, self._scripts, self.numbers, nothing)
         for name, trainee in trainees.items():
-            seating.learn(name, _learning(trainee))
+            seating.learn(name, self._learning(trainee))
         self.league.open(seating)
         return self.league
 
@@ -120,7 +131,7 @@ class LocalLeagueTraining:
         """See `LeagueHost.replace`."""
         assert before.acting is not None
         assert now.acting is not None
-        self.league.replace(player, before.acting.model, _learning(now))
+        self.league.replace(player, before.acting.model, self._learning(now))
         _build_quietly(now.acting)
 
     def drop(self, player: str, trainee: LocalTrainee) -> None:
@@ -128,19 +139,38 @@ class LocalLeagueTraining:
         if trainee.acting is not None:
             self._dropped.append(trainee.acting)
 
+    def _recorder(self) -> LocalNumbers:
+        """The league's recorder."""
+        numbers = LocalNumbers(self._clerk.totals(), self._job.trainers[only("trainer", self._job.trainers)].x_axis)
+        numbers.listen(self._clerk.push)
+        return numbers
+
+    def _running(self, league: League) -> LocalLeague:
+        """The league's part that gives sessions their players."""
+        return LocalLeague(league, GamesInProgress(self._config), self.numbers)
+
+    def _learning(self, trainee: LocalTrainee) -> LearningPlayer:
+        """The parts of a player in sessions that are learned from."""
+        assert trainee.acting is not None
+        return LearningPlayer(trainee.acting.model, trainee.buffers, trainee.numbers)
+
+    def _no_buffer(self) -> Any:
+        """A buffer of sessions that nobody learns from."""
+        return NullBuffer()
+
 
 class LocalLeague(RunningLeague):
     """Gives sessions their players: `brayx.actor.players.Players`.
 
     Args:
         league: draws the players, and keeps the books.
-        games: the games in progress.
+        games: the games in progress; in self-play their sides.
         numbers: the league's recorder.
     """
 
     _seating: Seating
 
-    def __init__(self, league: League, games: GamesInProgress, numbers: Recorder) -> None:
+    def __init__(self, league: League, games: GamesInProgress | Sides, numbers: Recorder) -> None:
         self._league, self._games = league, games
         self._numbers = numbers
         self._lock = threading.Lock()
@@ -153,7 +183,7 @@ class LocalLeague(RunningLeague):
         """Sets what each player acts with, before the first session."""
         self._seating = seating
 
-    async def seat(self, session: str) -> SeatedPlayer:
+    async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
         """See `brayx.actor.players.Players.seat`."""
         self._loop = asyncio.get_running_loop()
         with self._lock:
@@ -221,19 +251,20 @@ class LocalLeague(RunningLeague):
     def _leave(self, session: str, reason: str) -> None:
         with self._lock:
             game = self._games.ended(session, reason)
-            if game is None:
-                return
-            outcome, note = LOST, ""
-            try:
-                outcome = self._league.finish(game).outcome
-            except LeagueError as error:  # the session has ended all the same
-                note = error.message
-        self._numbers.add("league_games", 1.0, label=outcome, note=note)
+            if game is not None:
+                self._finish(game)
 
+    def _finish(self, game: Game) -> None:
+        finished, note = None, ""
+        try:
+            finished = self._league.finish(game)
+        except LeagueError as error:  # the session has ended all the same
+            note = error.message
+        self._record(finished, note)
 
-def _learning(trainee: LocalTrainee) -> LearningPlayer:
-    assert trainee.acting is not None
-    return LearningPlayer(trainee.acting.model, trainee.buffers, trainee.numbers)
+    def _record(self, finished: Finished | None, note: str) -> None:
+        """Records a game that has ended; None: it could not be counted."""
+        self._numbers.add("league_games", 1.0, label=LOST if finished is None else finished.outcome, note=note)
 
 
 def _build_quietly(model: ActingModel) -> None:

@@ -50,7 +50,7 @@ class LocalTrainee:
 
     Attributes:
         config: options of its trainer.
-        clerk: the same.
+        layout, clerk: the same.
         numbers: its recorder.
         acting: the acting model, which gets each published version; None: nothing acts but rollouts.
         buffers: its replay buffers by name.
@@ -62,7 +62,7 @@ class LocalTrainee:
     def __init__(self, job: JobConfig, layout: Layout, clerk: Clerk, *, acts: bool, child: Child | None = None) -> None:
         import torch
 
-        self._job = job
+        self.layout = layout
         self.config = config = job.trainers[only("trainer", job.trainers)]
         self.clerk = clerk
         model, as_dict = job.models[config.model], job.in_mode("train").as_dict()

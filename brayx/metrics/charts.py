@@ -79,6 +79,7 @@ _CHARTS: Mapping[str, Mapping[str, str]] = {
         "league_games": "games",
         "league_games_per_s": "games_per_s",
         "league_points": "points",
+        "league_win_rate": "win_rate",
         "league_pool": "pool",
         "league_champion": "champion",
     },

@@ -97,7 +97,7 @@ def test_an_example_is_what_a_model_gets() -> None:
 
 
 def test_a_start_may_hold_more_than_the_contract() -> None:
-    further = {"opponent": {"level": "easy"}, "forbidden": {"jump": [2]}, "forced": {}, "info": {}, "traceparent": ""}
+    further = {"opponent": {"level": "easy"}, "forbidden": {"jump": [2]}, "forced": {}, "info": {}}
     assert Contract.parse({**CHASER, **further}) == Contract.parse(CHASER)
 
 

@@ -175,7 +175,6 @@ def test_every_other_key_is_taken_or_named(tmp_path: Path) -> None:
             f"{behaviour}.reward_signals.curiosity",
             f"{behaviour}.reward_signals.rnd",
             f"{behaviour}.reward_signals has no extrinsic",
-            f"{behaviour}.self_play",
             f"{behaviour}.init_path",
             "environment_parameters.height",
         ]
@@ -337,3 +336,23 @@ def test_a_key_or_value_that_does_not_exist_is_refused_by_its_line(tmp_path: Pat
 def test_a_file_that_is_missing_is_named() -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: cannot be read"):
         learn_options("none.yaml", {})
+
+
+def test_self_play(tmp_path: Path) -> None:
+    text = """
+behaviors:
+  Soccer: {self_play: {save_steps: 1000, swap_steps: 200, window: 5, play_against_latest_model_ratio: 0.75}}
+  Ball: {max_steps: 10}
+"""
+    options = read(tmp_path, text)
+    assert (options.notes, options.refused) == ([], [])
+    soccer, ball = (options.load().of_behaviour(name) for name in ("Soccer", "Ball"))
+    (given,) = soccer.self_plays.values()
+    assert (given.snapshot_every, given.team_every, given.swap_every, given.pool_size) == (1000, 5000, 400, 5)
+    assert given.against == {"latest": 0.75, "uniform": 0.25}
+    assert ball.self_plays == {}, "its teams learn together, as with ML-Agents"
+    assert learn_options(None, {}).load().self_plays == {}
+    told = read(tmp_path, "behaviors: {A: {self_play: {team_change: 7, initial_elo: 1000}}}")
+    assert told.notes == ["behaviors.A.self_play.initial_elo: points begin at 1200"]
+    (given,) = told.load().of_behaviour("A").self_plays.values()
+    assert (given.team_every, given.snapshot_every) == (7, 20_000)

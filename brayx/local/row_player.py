@@ -1,0 +1,157 @@
+"""`RowPlayer`: who plays a session of several agents of one team in self-play.
+
+Such a session lasts as long as its game's connection, so its player changes when a stretch ends: for all agents at
+once, and in the middle of their episodes. Knows nothing of how opponents are drawn.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import optree
+
+from brayx.actor.agent import Services
+from brayx.actor.players import SeatedPlayer
+from brayx.actor.rows import outputs_of_rows
+from brayx.league.games import Game
+from brayx.metrics import Recorder
+from brayx.types import Forward, Fragment, NestedArray
+
+if TYPE_CHECKING:
+    from brayx.gamecore.contract_ticks import Tick
+    from brayx.league.sides import Stretch
+
+_NOT_LEARNED = -1
+"""Policy version of steps that nobody learns from: a fragment that has one is dropped."""
+
+
+class Stretches(Protocol):
+    """The part of a behaviour's self-play that knows the sides."""
+
+    def stretch(self) -> Stretch | None:
+        """The sides of games that begin now; None: there are none yet, and all agents learn."""
+
+    def services_of(self, stretch: Stretch | None, team: int) -> Services:
+        """The services of a team's agents."""
+
+    def count(self, game: Game) -> None:
+        """Counts a game that has ended."""
+
+    def count_steps(self, steps: int) -> None:
+        """Counts agents' steps that no buffer counts."""
+
+
+class RowPlayer:
+    """The player of one session.
+
+    Args:
+        team: its team.
+        stretches: knows the sides.
+
+    Attributes:
+        services: the services of the stretch that runs.
+        learns: whether its steps are learned from.
+    """
+
+    def __init__(self, team: int, stretches: Stretches) -> None:
+        self._team, self._stretches = team, stretches
+        self._began: dict[int, Stretch | None] = {}
+        """The stretch in which each agent's episode began."""
+        self._enter(stretches.stretch())
+
+    def seated(self) -> SeatedPlayer:
+        """The player as its session has it."""
+        services = Services(
+            {name: _TeamModel(self, name) for name in self.services.models},
+            {name: _TeamBuffer(self, name) for name in self.services.buffers},
+            _TeamRecorder(self),
+        )
+        return SeatedPlayer(f"team {self._team}", services, None, None, lambda reason: None, sees=self.sees)
+
+    def sees(self, tick: Tick) -> None:
+        """Counts the results of episodes that end, and follows the stretch.
+
+        An episode counts if it began and ended in one stretch. Its result is the sign of its last reward.
+        """
+        if tick is None or tick.agents is None:  # a stop without rows
+            return
+        now, ended = self._stretch, (tick.terminated | tick.truncated).tolist()
+        for agent, reward, is_over in zip(tick.agents.tolist(), tick.reward.tolist(), ended, strict=True):
+            began = self._began.pop(agent, None) if is_over else None
+            if began is not None and began is now and self._team == now.learning:
+                self._stretches.count(now.game(reward))
+        if (stretch := self._stretches.stretch()) is not now:
+            self._enter(stretch)
+        for agent, is_over in zip(tick.agents.tolist(), ended, strict=True):
+            if not is_over:
+                self._began.setdefault(agent, stretch)
+
+    def push(self, name: str, fragments: tuple[Fragment, ...]) -> None:
+        """Sends fragments that the learner has played to its buffer, and counts the others."""
+        for fragment in fragments:
+            if fragment.policy_version.min() == _NOT_LEARNED:
+                self._stretches.count_steps(len(fragment))
+            else:
+                self._learner.buffers[name].push(fragment)
+
+    def _enter(self, stretch: Stretch | None) -> None:
+        self._stretch, self.learns = stretch, stretch is None or stretch.learned_from(self._team)
+        self.services = self._stretches.services_of(stretch, self._team)
+        if self.learns:
+            self._learner = self.services
+
+
+class _TeamModel:
+    """A model that acts with the weights of the stretch."""
+
+    def __init__(self, player: RowPlayer, name: str) -> None:
+        self._player, self._name = player, name
+
+    @property
+    def _handle(self) -> Any:
+        return self._player.services.models[self._name]
+
+    @property
+    def spec(self) -> Any:
+        return self._handle.spec
+
+    @property
+    def version(self) -> int:
+        version: int = self._handle.version
+        return version
+
+    async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
+        learns = self._player.learns
+        outputs, version = await self._handle.forward(*args, deadline_s=deadline_s)
+        return Forward(outputs, version if learns else _NOT_LEARNED)
+
+    async def forward_rows(self, *args: NestedArray) -> Forward:
+        learns = self._player.learns
+        count = len(optree.tree_leaves(args)[0])  # type: ignore[arg-type]
+        outputs, versions = await outputs_of_rows(self._handle, count, args)
+        return Forward(outputs, versions if learns else np.full_like(versions, _NOT_LEARNED))  # type: ignore[arg-type]
+
+    def pinned(self, version: int | None = None) -> Any:
+        return self if version is None else self._handle.pinned(version)
+
+
+class _TeamBuffer:
+    """Takes what the learner has played."""
+
+    def __init__(self, player: RowPlayer, name: str) -> None:
+        self._player, self._name = player, name
+
+    def push(self, *fragments: Fragment) -> None:
+        self._player.push(self._name, fragments)
+
+
+class _TeamRecorder(Recorder):
+    """The recorder of the stretch."""
+
+    def __init__(self, player: RowPlayer) -> None:
+        super().__init__()
+        self._player = player
+
+    def add(self, name: str, value: float, **options: Any) -> None:
+        self._player.services.recorder.add(name, value, **options)

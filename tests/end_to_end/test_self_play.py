@@ -1,0 +1,97 @@
+"""A game whose contracts name two teams is learned by self-play: the learner beats its first version."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import re
+import threading
+import uuid
+from pathlib import Path
+
+from tests.end_to_end.jobs import FREE_PORTS, brayx, said_on_failure, setting, without_ray
+from tests.end_to_end.test_game import Side
+
+CONTRACT = {
+    "contract": 1,
+    "behaviour": "duel",
+    "observations": {"noise": {"shape": [1]}},
+    "actions": {"say": {"kind": "discrete", "size": 6}},
+}
+DOOR = r"(?:connects to|the door is) (http://[\d.:]+)"
+LENGTH = 6
+ALONE = 8
+"""Games before self-play begins: too few to learn from."""
+OPTIONS = (
+    "buffer.batch_size=2",
+    "console_port=null",
+    "self_play.snapshot_every=1000",
+    "self_play.swap_every=96",
+    "self_play.team_every=2000",
+    "self_play.pool_size=100",
+    "self_play.gate={min_games: 10, share: 0.4}",
+)
+
+
+class Duel(Side):
+    """A game of two teams that say numbers: the greater sum wins. Only the end is rewarded."""
+
+    def duel(self) -> None:
+        sessions, sums = [uuid.uuid4().hex for _ in range(2)], [0, 0]
+        for team, session in enumerate(sessions):
+            self.post("start", session, **CONTRACT, team=team)
+        for _ in range(LENGTH):
+            for team, session in enumerate(sessions):
+                sums[team] += self.post("tick", session, obs=[0.0], reward=0.0)["say"]
+        won = (sums[0] > sums[1]) - (sums[0] < sums[1])
+        for session, reward in zip(sessions, (won, -won), strict=True):
+            self.post("stop", session, reward=float(reward), terminated=True)
+
+
+class Duels:
+    """Plays until the door closes; only few games before ``may_learn`` is set."""
+
+    def __init__(self, door: str) -> None:
+        self.may_learn = threading.Event()
+        self._door = door
+        self._threads = [threading.Thread(target=self._play, args=(seed,), daemon=True) for seed in range(2)]
+        for thread in self._threads:
+            thread.start()
+
+    def join(self) -> None:
+        """Waits for their end."""
+        self.may_learn.set()
+        for thread in self._threads:
+            thread.join(60)
+
+    def _play(self, seed: int) -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException, RuntimeError):
+            game = Duel(self._door, seed)
+            for _ in range(ALONE):
+                game.duel()
+            self.may_learn.wait(240)
+            while True:
+                game.duel()
+
+
+def test_teams_are_learned_by_self_play(tmp_path: Path) -> None:
+    environment = without_ray(tmp_path)
+    for begins, ends in (
+        ("behaviour 'duel' has teams 0, 1: one learns", r"main:\d+ is champion: its win rate against main:1 is"),
+        ("behaviour 'duel' goes on with its self-play", r"main:\d+ joins the pool"),
+    ):
+        options = setting(*FREE_PORTS, *OPTIONS)
+        with brayx(tmp_path, "train", "game.yaml", *options, environment=environment) as train, said_on_failure(train):
+            train.until(lambda train=train: re.search(DOOR, train.err), "it is open")
+            door = re.search(DOOR, train.err)
+            assert door is not None
+            duels = Duels(door[1])
+            train.until(train.says(begins), "it begins")
+            duels.may_learn.set()
+            train.until(lambda train=train, ends=ends: re.search(ends, train.err), "the learner becomes better")
+            train.control_c()
+            assert train.ended() in (0, 130)
+            duels.join()
+        standings = train.out + train.err
+        assert re.search(r"main:1 +\d+ ", standings), "the table has the first version"
+        assert re.search(r"main:\d+ .*champion", standings)

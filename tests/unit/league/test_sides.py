@@ -1,0 +1,122 @@
+"""Sides: who plays which team, for how long, and whose result counts."""
+
+from __future__ import annotations
+
+import pytest
+
+from brayx.errors import BadBody, BadResult
+from brayx.league.config import MAIN, SelfPlayConfig
+from brayx.league.games import Game
+from brayx.league.member import Member
+from brayx.league.sides import MAX_TEAMS, Sides
+
+LIVE, PAST = Member(MAIN), Member(MAIN, 3)
+
+
+class Draws:
+    """Draws the opponents that it is given, one after the other; of the gate's games both sides."""
+
+    def __init__(self, *opponents: Member | tuple[Member, Member]) -> None:
+        self.opponents = list(opponents)
+        self.ids: list[str] = []
+
+    def __call__(self, game: str) -> Game:
+        self.ids.append(game)
+        opponent = self.opponents.pop(0)
+        if isinstance(opponent, Member):
+            return Game(game, MAIN, [opponent, LIVE])
+        return Game(game, "", list(opponent))
+
+
+def sides(**options: int) -> Sides:
+    made = Sides(SelfPlayConfig.model_validate({"swap_every": 100, "team_every": 1000, **options}))
+    for team in (0, 1):
+        made.name_team("", team)
+    return made
+
+
+def seat(sides: Sides, draws: Draws, session: str, team: int, game: str = "") -> tuple[Member, bool]:
+    sides.name_team(session, team)
+    return sides.assign(game, session, draws), sides.learns(session, [MAIN])
+
+
+def test_one_team_learns_and_the_others_are_played_by_the_opponent() -> None:
+    made, draws = sides(), Draws(PAST)
+    assert seat(made, draws, "a", 0) == (LIVE, True)
+    assert seat(made, draws, "b", 1) == (PAST, False)
+    assert seat(made, draws, "c", 2) == (PAST, False)
+    assert not made.learns("a", []), "a learner that has all its steps"
+
+
+def test_against_itself_as_it_is_all_teams_learn() -> None:
+    made, draws = sides(), Draws(LIVE)
+    assert [seat(made, draws, f"{team}", team) for team in (0, 1)] == [(LIVE, True)] * 2
+
+
+def test_the_gate_s_games_are_not_learned_from() -> None:
+    made, draws = sides(), Draws((PAST, Member(MAIN, 1)))
+    assert [seat(made, draws, f"{team}", team) for team in (0, 1)] == [(PAST, False), (Member(MAIN, 1), False)]
+    made.result("0", "win")
+    game = made.ended("0", "stop")
+    assert game is not None
+    assert (game.learner, game.members, game.results) == ("", [PAST, Member(MAIN, 1)], {0: "win", 1: "loss"})
+
+
+def test_another_opponent_is_drawn_after_so_many_steps_and_another_team_learns_after_so_many_env_steps() -> None:
+    made, draws = sides(), Draws(PAST, Member(MAIN, 4), Member(MAIN, 5))
+    seat(made, draws, "a", 0)
+    made.steps = 99
+    assert seat(made, draws, "b", 1) == (PAST, False)
+    made.steps = 100
+    assert seat(made, draws, "c", 1) == (Member(MAIN, 4), False)
+    made.env_steps = 1000
+    assert seat(made, draws, "d", 1) == (LIVE, True)
+    assert seat(made, draws, "e", 0) == (Member(MAIN, 5), False)
+    assert len(set(draws.ids)) == 3, "each is another draw"
+
+
+def test_sessions_of_a_named_game_have_the_sides_of_its_first() -> None:
+    made, draws = sides(), Draws(PAST, Member(MAIN, 4))
+    assert seat(made, draws, "g-agent-0", 0, "g") == (LIVE, True)
+    made.steps = 100
+    assert seat(made, draws, "h-agent-1", 1, "h") == (Member(MAIN, 4), False)
+    assert seat(made, draws, "g-agent-1", 1, "g") == (PAST, False)
+    made.result("g-agent-1", "win")  # of the opponent: the other side's counts
+    made.result("g-agent-0", "win")
+    made.result("g-agent-0", "loss")  # a second one changes nothing
+    assert made.ended("g-agent-1", "stop") is None
+    assert made.ended("g-agent-1", "stop") is None
+    game = made.ended("g-agent-0", "stop")
+    assert game is not None
+    assert (game.learner, game.members, game.results) == (MAIN, [LIVE, PAST], {0: "win", 1: "loss"})
+    assert game.missing == ""
+
+
+@pytest.mark.parametrize(("value", "word"), [(0.25, "win"), (-3, "loss"), (0, "draw"), ("draw", "draw")])
+def test_the_sign_of_a_number_is_the_result(value: float | str, word: str) -> None:
+    made = sides()
+    seat(made, Draws(PAST), "a", 0)
+    made.result("a", value)
+    game = made.ended("a", "stop")
+    assert game is not None
+    assert game.results[0] == word
+
+
+def test_a_game_without_a_result_of_the_learning_team_does_not_count() -> None:
+    made, draws = sides(), Draws(PAST)
+    seat(made, draws, "a", 0)
+    seat(made, draws, "b", 1)
+    made.result("b", "win")
+    assert (made.ended("a", "lost"), made.ended("b", "stop"), made.ended("c", "stop")) == (None, None, None)
+    with pytest.raises(BadResult, match="'a', which is unknown or over"):
+        made.result("a", "win")
+
+
+def test_teams_are_bounded() -> None:
+    made = sides()
+    for team in range(MAX_TEAMS):
+        made.name_team("s", team)
+    with pytest.raises(
+        BadBody, match=f"team is 2000000000, and the behaviour has {MAX_TEAMS} teams, the most it can have"
+    ):
+        made.name_team("s", 2_000_000_000)

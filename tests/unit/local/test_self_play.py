@@ -1,0 +1,156 @@
+"""Self-play by teams: which weights play which team, what is learned from, and which results count."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from brayx.actor.agent import Services
+from brayx.actor.agent_actor import AgentActor, AgentActorFactory
+from brayx.actor.config import ActorConfig, AgentConfig
+from brayx.actor.players import LearningPlayer, Seating
+from brayx.league.config import MAIN, SelfPlayConfig
+from brayx.league.league import League
+from brayx.league.ledger import Ledger
+from brayx.league.member import Member
+from brayx.local.self_play import CountingBuffer, SidesLeague, TeamPlayers
+from brayx.metrics import Recorder
+from brayx.replay.buffer import NullBuffer
+from tests.unit.actor.test_contract_agent import Buffer, Fixed
+
+CONTRACT = {
+    "contract": 1,
+    "observations": {"side": {"shape": [1]}},
+    "actions": {"go": {"kind": "discrete", "size": 3}},
+}
+LEARNER, PAST = 2, 0
+"""What the learner and its past version choose."""
+
+
+def choosing(action: int, version: int) -> Fixed:
+    model = Fixed(logits=np.where(np.arange(3) == action, np.float32(50), np.float32(0)))
+    model.version = version
+    return model
+
+
+class Playing:
+    """A behaviour's self-play, with one past version that is always the opponent."""
+
+    def __init__(self) -> None:
+        config = SelfPlayConfig.model_validate({"against": {"uniform": 1}, "gate": {"share": 0.0}, "team_every": 1000})
+        self.learner, self.past, self.buffer = choosing(LEARNER, 7), choosing(PAST, 1), Buffer()
+        self.numbers = Recorder()
+        services = Services({"model": self.learner}, {"buffer": self.buffer}, self.numbers)
+        self.players = TeamPlayers(config, services)
+        self.league = League(config.league("model"), Ledger(":memory:"))
+        self.league.freeze(MAIN, 1, "digest", 10)
+        sides = self.players.sides
+        nothing = {"buffer": CountingBuffer(sides, NullBuffer)}
+        seating = Seating("model", lambda version: self.past, {}, {}, self.numbers, nothing)
+        learning = LearningPlayer(self.learner, {"buffer": CountingBuffer(sides, lambda: self.buffer)}, self.numbers)
+        seating.learn(MAIN, learning)
+        self.running = SidesLeague(self.league, sides, self.numbers)
+        self.running.open(seating)
+        agent = AgentConfig.model_validate({"module": "brayx.actor.contract_agent", "class": "ContractAgent"})
+        job = {"seed": 0, "mode": "train", "agent": {"options": {}}, "contract": CONTRACT}
+        actor = ActorConfig(agents=["agent"], serialize="contract", episode_length=4)
+        self.factory = AgentActorFactory.of(actor, {"agent": agent}, ".", job, services, players=self.players)
+
+    async def start(self, session: str, team: int, **options: Any) -> AgentActor:
+        actor = self.factory()
+        await actor.start(session, json.dumps({**CONTRACT, "team": team, **options}).encode())
+        return actor
+
+    def begin(self) -> None:
+        self.players.league = self.running
+
+    def pair(self) -> tuple[int, int, int]:
+        """Wins, draws and losses of the learner."""
+        pair = self.league.payoff.pair(Member(MAIN), Member(MAIN, 1))
+        return pair.wins, pair.draws, pair.losses
+
+
+@pytest.fixture
+def playing() -> Playing:
+    return Playing()
+
+
+async def tick(actor: AgentActor, **body: Any) -> Any:
+    return json.loads(await actor.tick(json.dumps({"obs": [0.0], "reward": 0.0, **body}).encode()))["go"]
+
+
+async def finish(actor: AgentActor, **body: Any) -> None:
+    await actor.stop(json.dumps({"terminated": True, **body}).encode())
+    await actor.on_end("stop")
+
+
+async def test_until_there_are_past_versions_all_teams_learn(playing: Playing) -> None:
+    for team in (0, 1):
+        actor = await playing.start(f"{team}", team)
+        assert await tick(actor) == LEARNER
+        await finish(actor, reward=1.0)
+    assert len(playing.buffer.fragments) == 2
+    assert playing.players.sides.teams == {0, 1}
+    assert playing.pair() == (0, 0, 0)
+
+
+async def test_one_team_learns_and_the_other_is_played_by_other_weights(playing: Playing) -> None:
+    playing.begin()
+    playing.players.sides.name_team("", 1)
+    learning, opponent = await playing.start("a", 0), await playing.start("b", 1)
+    for _ in range(3):
+        assert await tick(learning) == LEARNER
+        assert await tick(opponent) == PAST
+    await finish(learning, reward=1.0)
+    await finish(opponent, reward=-1.0)
+    (fragment,) = playing.buffer.fragments
+    assert fragment.action.tolist() == [LEARNER] * 3
+    assert playing.players.sides.steps == 6, "of both teams"
+    assert playing.pair() == (1, 0, 0)
+    numbers = playing.numbers.summary()
+    assert numbers["league_win_rate.past"] == 1.0
+    assert numbers["episode_return"] == 1.0, "the opponent's is not recorded"
+
+
+async def test_a_result_of_the_game_s_own_counts_instead_of_the_last_reward_s_sign(playing: Playing) -> None:
+    playing.begin()
+    playing.players.sides.name_team("", 1)
+    for session, body in {"a": {"reward": 1.0, "result": "loss"}, "b": {"reward": -1.0, "result": "draw"}}.items():
+        actor = await playing.start(session, 0)
+        await tick(actor)
+        await finish(actor, **body)
+    broken_off = await playing.start("c", 0)
+    await tick(broken_off)
+    await broken_off.on_end("lost")
+    assert playing.pair() == (0, 1, 1)
+
+
+async def rows(actor: AgentActor, agents: list[int], reward: list[float], ended: list[bool]) -> Any:
+    body = {"agent": agents, "obs": [[0.0]] * len(agents), "reward": reward, "terminated": ended}
+    return json.loads(await actor.tick(json.dumps(body).encode())).get("go")
+
+
+async def test_a_session_of_several_agents_changes_its_player_when_a_stretch_ends(playing: Playing) -> None:
+    first, second = await playing.start("a", 0, rows=True), await playing.start("b", 1, rows=True)
+    for actor in (first, second):
+        assert await rows(actor, [1, 2], [0, 0], [False] * 2) == [LEARNER] * 2
+    playing.begin()
+    assert await rows(first, [1, 2], [0, 0], [False] * 2) == [LEARNER] * 2
+    assert await rows(second, [1, 2], [0, 0], [False] * 2) == [PAST] * 2
+    assert await rows(first, [1, 1, 2], [1, 0, 0], [True, False, False]) == [LEARNER] * 2
+    assert playing.pair() == (0, 0, 0), "an episode that began before"
+    assert await rows(first, [1, 1, 2], [-0.5, 0, 0], [True, False, False]) == [LEARNER] * 2
+    assert playing.pair() == (0, 0, 1)
+    playing.players.sides.env_steps = 1000
+    assert await rows(first, [1, 2], [0, 0], [False] * 2) == [PAST] * 2, "now the other team learns"
+    assert await rows(second, [1, 2], [0, 0], [False] * 2) == [LEARNER] * 2
+    for actor in (first, second):
+        await actor.stop(b"")
+        await actor.on_end("stop")
+    assert playing.buffer.fragments
+    for fragment in playing.buffer.fragments:
+        assert set(fragment.action.tolist()) == {LEARNER}
+        assert fragment.policy_version.min() == 7, "fragments with other weights' actions are dropped"
