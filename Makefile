@@ -23,7 +23,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Tests start hundreds of processes, which would all compile the same files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo lint test test-cluster test-learning test-chaos test-nodes test-lowest bench lock clean
+.PHONY: help setup demo lint test test-cluster test-learning test-chaos test-nodes test-lowest bench lock images stack clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,6 +101,13 @@ lock: ## write requirements.lock anew from pyproject.toml
 	  "$$folder/bin/python" -m pip freeze --all --exclude-editable | sed 's/+.*//' | grep -viE '^(pip|wheel|rfc3987-syntax|lark)==' | sort -f; \
 	} > requirements.lock.new; \
 	mv requirements.lock.new requirements.lock
+
+images: ## build the images serve, train and client, and try them together
+	$(PYTHON) docker/images.py
+
+stack: setup ## run a service with PostgreSQL, MLflow, Prometheus and HAProxy (Debian's packages) on this machine
+	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint requirements.lock --editable '.[postgresql]'
+	$(BIN)/python docker/stack.py $(ARGS)
 
 clean: ## remove the environment and what tools left; never trials
 	rm -rf $(VENV) $(LOWEST) clients/js/node_modules .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist *.egg-info

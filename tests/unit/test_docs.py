@@ -84,6 +84,8 @@ NOT_RUN = {
     "an error's message",
     "needs Ray; tests/integration/test_shards.py does the same",
     "needs Ray and Serve; tests/integration/test_remote_model.py does the same",
+    "builds images; tests/unit/docker checks their parts",
+    "needs PostgreSQL, Prometheus and HAProxy; tests/chaos/test_stack.py starts it",
     "needs Kubernetes; tests/unit/docker renders and checks every overlay",
     "needs a service; tests/unit/gamecore/test_load.py does the same",
     "needs a service to test; tests/unit/actor/doors/test_asgi.py does the same",
