@@ -212,11 +212,13 @@ class Session:
         waiting = f"{len(self.inbox)} requests waiting, at most {self._max_waiting}"
         return QueueFull(f"session {self.id!r} has {waiting}")
 
-    def move(self, park: Park) -> None:
-        """Hands the session over to another process; does nothing if it is busy."""
-        if not self.inbox and not self.began and self._park is None:
-            self._park = park
-            self.rouse()
+    def move(self, park: Park) -> bool:
+        """Begins to hand the session over to another process; False: it is busy, or has been asked before."""
+        if self.inbox or self.began or self._park is not None:
+            return False
+        self._park = park
+        self.rouse()
+        return True
 
     def rouse(self) -> None:
         """Wakes the session's task."""

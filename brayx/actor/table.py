@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import itertools
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import Any
@@ -375,10 +376,16 @@ class SessionTable(Service):
         for session in [self._sessions[name] for name in sessions if name in self._sessions]:
             session.end("lost")
 
-    def move(self, park: Park) -> None:
-        """Hands over idle sessions whose actors support snapshots; they end as ``moved``."""
-        for session in list(self._sessions.values()):
-            session.move(park)
+    def move(self, park: Park, most: int | None = None) -> None:
+        """Begins to hand over idle sessions whose actors support snapshots; they end as ``moved``.
+
+        Args:
+            park: as for `Session.move`.
+            most: how many; None: all.
+        """
+        idle = (session for session in list(self._sessions.values()) if session.move(park))
+        for _ in itertools.islice(idle, most):
+            pass
 
     async def close(self, reason: str = "drained", timeout_s: float = 10.0) -> None:
         """Ends every session with ``reason``, waits for their agents, and takes no more."""

@@ -23,6 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from brayx.actor.ends import BETWEEN
 from brayx.actor.ownership import SessionSnapshot
 from brayx.cluster.named import end_actor, find_actor
 from brayx.errors import Overloaded, SessionExists, SessionLost
@@ -314,7 +315,7 @@ class Directory:
         if self._owner_of.get(session) != owner:
             return
         if not self._snapshots.put(session, snapshot):
-            raise Overloaded(f"the snapshot of session {session!r} is too large to be kept", layer="directory")
+            raise Overloaded(f"the snapshot of session {session!r} is too large to be kept", layer="snapshot")
         self._take(session, PARKED)
         self._changed.add(PARKED)
         self._seen[PARKED] = self._dead_since_now()
@@ -351,7 +352,7 @@ class Directory:
             self._check_recovered()
         if session in self._snapshots:
             if not taker:
-                raise Overloaded(f"session {session!r} is moving to another replica; try again", layer="directory")
+                raise Overloaded(f"session {session!r} is moving to another replica; try again", layer=BETWEEN)
             self._take(session, taker)
             return self._snapshots.give(session)
         self._forget(session)

@@ -38,6 +38,8 @@ from brayx.logs import limited
 
 logger = limited(__name__)
 
+NO_ANSWER = "directory"
+"""Layer of the error for a call that the directory has not answered: it may have carried it out, or may do so yet."""
 _ANSWER_S = 5.0
 _RETRY_S = 0.05
 
@@ -92,7 +94,7 @@ class Membership:
                         await asyncio.sleep(_RETRY_S)
         except (TimeoutError, RayActorError) as error:
             raise Overloaded(
-                f"the session directory did not answer {method} within {_ANSWER_S} s; try again", layer="directory"
+                f"the session directory did not answer {method} within {_ANSWER_S} s; try again", layer=NO_ANSWER
             ) from error
 
     def keep(self, session: str, snapshot: SessionSnapshot) -> None:

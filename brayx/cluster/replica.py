@@ -43,6 +43,10 @@ logger = limited(__name__)
 
 _CHECK_S = 0.2
 _STATUS_S = 2.0
+_STEP_S = 0.05
+_STEPS = 20
+_LEAST_AT_ONCE = 8
+"""Sessions move a few at a time. All at once would wait for each other: each needs the directory several times."""
 _LAST_S = 4.0
 """Time after the drain for agents' last hooks, and to send the remaining data."""
 _LATE_S = 10.0
@@ -79,9 +83,14 @@ class Draining:
         self._service.doors.shut()
         deadline = time.monotonic() + self._timeout_s
         while len(table) and time.monotonic() < deadline:
-            if not await _is_going(self._application):
-                table.move(self._park)
-            await asyncio.sleep(_CHECK_S)
+            if await _is_going(self._application):
+                await asyncio.sleep(_CHECK_S)
+                continue
+            again_at = time.monotonic() + _STATUS_S
+            at_once = max(_LEAST_AT_ONCE, len(table) // _STEPS)
+            while len(table) and time.monotonic() < min(again_at, deadline):
+                table.move(self._park, at_once)
+                await asyncio.sleep(_STEP_S)
         await table.close("drained")
 
     async def watch(self) -> None:

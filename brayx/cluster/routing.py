@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Coroutine
@@ -20,7 +21,7 @@ from brayx.actor.ownership import HOLDER_MARK, Ownership, SessionSnapshot
 from brayx.actor.service import Reply, into
 from brayx.actor.table import SessionTable
 from brayx.cluster.directory import MAX_SNAPSHOT_BYTES, Location
-from brayx.cluster.membership import Membership
+from brayx.cluster.membership import NO_ANSWER, Membership
 from brayx.cluster.peers import ENDED_PREFIX, LEFT_PREFIX, PeerDied
 from brayx.errors import BrayxError, Overloaded, QueueFull, SessionLost, SessionUnknown
 from brayx.gamecore.auth import Keys
@@ -32,6 +33,7 @@ logger = limited(__name__)
 
 _MAX_WAITING = 4096
 _MAX_KNOWN = 16384
+_AGAIN_S = 0.1
 
 
 class Routing(Ownership):
@@ -81,8 +83,18 @@ class Routing(Ownership):
         self._member.keep(session, snapshot)
 
     async def park(self, session: str, snapshot: SessionSnapshot) -> None:
-        """Hands a session over, see `Session.move`."""
-        await self._member.ask("park", session, self._member.owner, snapshot)
+        """Hands a session over, see `Session.move`.
+
+        Repeated until the directory answers: it may have parked the session, which another replica may have by now.
+        """
+        while True:
+            try:
+                await self._member.ask("park", session, self._member.owner, snapshot)
+                return
+            except Overloaded as error:
+                if error.details.get("layer") != NO_ANSWER:
+                    raise
+            await asyncio.sleep(_AGAIN_S)
 
     def hand_on(self, request: StepRequest, reply: Reply) -> None:
         """See `Ownership.hand_on`."""
@@ -116,8 +128,10 @@ class Routing(Ownership):
         """Answers a request for a session that is not on this replica; ``forwarded``: a peer sent it."""
         if request.kind is StepKind.START and self._together and game_of(request.session) and not self.table.is_shut:
             self._answer(self._start_in_game(request, reply, forwarded), request, reply)
-        elif request.kind is StepKind.START or forwarded:
+        elif request.kind is StepKind.START:
             self.table.submit(request, reply)
+        elif forwarded:
+            self._answer(self._take_parked(request, reply), request, reply)
         else:
             self.hand_on(request, reply)
 
@@ -147,7 +161,13 @@ class Routing(Ownership):
     async def _elsewhere(self, request: StepRequest, reply: Reply, *, again: bool = False) -> None:
         """Finds the replica of a session that is not here, and gets the request answered there."""
         known = self._known.pop(request.session, None)
-        location = await self._locate(request) if known is None else known
+        try:
+            location = await self._locate(request) if known is None else known
+        except Overloaded as error:
+            if not self.table.is_shut or error.details.get("layer") != BETWEEN:
+                raise
+            reply(await self._give_to_peer(request, error))
+            return
         if isinstance(location, SessionSnapshot):
             self.table.resume(request.session, location, request, reply)
         elif location is None or location.owner == self._member.owner:
@@ -164,6 +184,33 @@ class Routing(Ownership):
                 await self._elsewhere(request, reply, again=True)  # the directory has the new owner, or the error
             else:
                 reply(answer)
+
+    async def _give_to_peer(self, request: StepRequest, moving: Overloaded) -> bytes | BrayxError:
+        """Has a replica that stays take over a session that this one has parked, and answer its request.
+
+        The client would otherwise repeat it here until its connection ends. The sessions of a game go to one replica.
+
+        Args:
+            request: a tick or stop.
+            moving: the answer if no replica can be reached.
+        """
+        game = game_of(request.session) or request.session
+        others = [address for address in await self._member.ask("addresses") if address != self._member.address]
+        if not others:
+            return moving
+        address = max(others, key=lambda address: hashlib.blake2b(f"{address} {game}".encode()).digest())
+        try:
+            return await self._member.peers.forward(address, self._signed(request), self._timeout_s)
+        except PeerDied:
+            return moving
+
+    async def _take_parked(self, request: StepRequest, reply: Reply) -> None:
+        """Answers a peer that has parked the session, or takes this replica for its owner."""
+        location = await self._locate(request)
+        if isinstance(location, SessionSnapshot):
+            self.table.resume(request.session, location, request, reply)
+        else:
+            self.table.submit(request, reply)
 
     def _remember(self, session: str, location: Location) -> None:
         """Remembers a session's owner, so that its next tick needs no call to the directory."""
@@ -185,6 +232,9 @@ class Routing(Ownership):
                 with contextlib.suppress(Overloaded):  # the client gets the loss in any case
                     await self._member.ask("acknowledge", request.session)
             raise
+        if isinstance(location, SessionSnapshot) and table.is_shut:  # it has begun to end meanwhile
+            await self.park(request.session, location)
+            raise Overloaded(f"session {request.session!r} is moving to another replica; try again", layer=BETWEEN)
         return location
 
     async def _start_in_game(self, request: StepRequest, reply: Reply, forwarded: bool, again: bool = False) -> None:
@@ -217,13 +267,15 @@ class Routing(Ownership):
         Raises:
             Overloaded: the owner could not be reached.
         """
-        if self._keys is not None:
-            request = self._keys.renewed(request, time.time())
+        request = self._signed(request)
         try:
             return await self._member.peers.forward(location.address, request, self._timeout_s)
         except PeerDied:
             await self._member.ask("bury", location.owner)
         return await self._after_burial(request)
+
+    def _signed(self, request: StepRequest) -> StepRequest:
+        return request if self._keys is None else self._keys.renewed(request, time.time())
 
     async def _after_burial(self, request: StepRequest) -> bytes | BrayxError:
         """Handles a request for a dead owner: resumes the session from its snapshot, or reports the loss once.

@@ -196,6 +196,8 @@ class Wish:
 
     replicas: int
     generation: int = 0
+    code: str = ""
+    """Folder with the brayx that its replicas run; empty: the one that is installed."""
 
 
 def deploy(options: argparse.Namespace, wish: Wish) -> None:
@@ -217,13 +219,15 @@ def deploy(options: argparse.Namespace, wish: Wish) -> None:
     deployment: dict[str, Any] = {"name": APPLICATION, "num_replicas": wish.replicas}
     if options.address:
         deployment["max_replicas_per_node"] = 1
-    application = {
+    application: dict[str, Any] = {
         "name": APPLICATION,
         "route_prefix": "/",
         "import_path": f"{__spec__.name}:app",
         "args": args.model_dump(mode="json"),
         "deployments": [deployment],
     }
+    if wish.code:
+        application["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join([wish.code, str(ROOT)])}}
     client: Any = _get_global_client()
     client.deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
     while True:

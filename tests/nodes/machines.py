@@ -26,6 +26,7 @@ from tests.waiting import until
 
 NETWORK = "10.77.0"
 RAY_PORT = 6379
+REDIS_PORT = 6380
 _STORE_BYTES = 128 * 2**20
 _READY = "Ray runtime started"
 _SETUP = """
@@ -61,17 +62,25 @@ class Machine:
         name: its host name.
         number: number of its link.
         folder: for its files.
+        rays: folder of Ray's files.
         holder: the process that keeps its namespaces.
         switch: the process of the switch.
     """
 
     def __init__(
-        self, name: str, number: int, folder: Path, holder: subprocess.Popen[str], switch: subprocess.Popen[str]
+        self,
+        name: str,
+        number: int,
+        folder: Path,
+        rays: Path,
+        holder: subprocess.Popen[str],
+        switch: subprocess.Popen[str],
     ) -> None:
         self.name = name
         self.address = f"{NETWORK}.{number}"
         self.folder = folder
         self._number = number
+        self._rays = rays
         self._holder = holder
         self._switch = switch
         self._network = os.readlink(f"/proc/{holder.pid}/ns/net")
@@ -104,12 +113,13 @@ class Machine:
         self._tell("mend")
 
     def kill(self) -> None:
-        """Kills all its processes."""
+        """Kills all its processes, and removes the address that Ray leaves, as in a container that starts again."""
         while processes := self.processes():
             for process in processes:
                 with contextlib.suppress(psutil.Error):
                     process.send_signal(signal.SIGKILL)
             until(lambda processes=processes: not any(alive(p.pid) for p in processes), f"the end of {self.name}")
+        (self._rays / "ray_current_cluster").unlink(missing_ok=True)
 
     def power_off(self) -> None:
         """Ends it without a word to the others; `mend` after a `start` brings it back."""
@@ -142,18 +152,23 @@ def machines(folder: Path, *names: str) -> Iterator[list[Machine]]:
             )
             _call("ip", "link", "set", taps[number], "netns", str(holder.pid))
             _join(taps[number], number, f"{NETWORK}.{number}", ["nsenter", "--target", str(holder.pid), "--net"])
-            machine = Machine(name, number, folder / name, holder, switch)
+            machine = Machine(name, number, folder / name, rays, holder, switch)
             stack.callback(machine.kill)
             made.append(machine)
         yield made
 
 
 @contextlib.contextmanager
-def ray_on(
-    machine: Machine, head: Machine | None = None, environment: Mapping[str, str] | None = None, num_cpus: int = 4
-) -> Iterator[Command]:
-    """A node of Ray; ``head``: the machine of the head, if that is another."""
-    words = ["ray", "start", "--block", f"--node-ip-address={machine.address}", f"--num-cpus={num_cpus}"]
+def ray_on(machine: Machine, head: Machine | None = None, redis: str = "") -> Iterator[Command]:
+    """A node of Ray.
+
+    Args:
+        machine: where it runs.
+        head: machine of the head, if that is another.
+        redis: ``host:port`` of the Redis where a head keeps what it knows; empty: it keeps that in its memory.
+    """
+    environment = {"RAY_gcs_rpc_server_reconnect_timeout_s": "300", "RAY_REDIS_ADDRESS": redis or None}
+    words = ["ray", "start", "--block", f"--node-ip-address={machine.address}", "--num-cpus=4"]
     words += [f"--object-store-memory={_STORE_BYTES}", "--disable-usage-stats"]
     if head is None:
         words += ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
@@ -168,6 +183,20 @@ def ray_on(
             command = stack.enter_context(machine.start(*words, environment=environment))
             command.until(command.says(_READY), "the node started")
         yield command
+
+
+@contextlib.contextmanager
+def redis_on(machine: Machine) -> Iterator[str]:
+    """A Redis; gives its ``host:port``, or an empty string if it is not installed."""
+    server = shutil.which("redis-server")
+    if server is None:
+        yield ""
+        return
+    words = [server, "--port", str(REDIS_PORT), "--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""]
+    words += ["--set-proc-title", "no"]  # the title would overwrite its environment, which has the mark of `Command`
+    with machine.start(*words) as command:
+        command.until(command.says("Ready to accept connections"), "Redis started")
+        yield f"{machine.address}:{REDIS_PORT}"
 
 
 def ray_address(head: Machine) -> str:

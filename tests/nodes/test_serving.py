@@ -1,4 +1,7 @@
-"""A service on three machines, of which one is cut off and one is switched off: the others' sessions notice nothing."""
+"""A service on three machines, of which one is cut off, one is switched off, and the head's processes are killed.
+
+The sessions of other machines notice nothing, or wait.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ import pytest
 
 from brayx.errors import OutOfSequence, SessionLost, SessionResumed
 from tests.chaos.ledger import Wish, replace
-from tests.nodes.machines import Machine, machines, on_machines, ray_address, ray_on
+from tests.nodes.machines import Machine, machines, on_machines, ray_address, ray_on, redis_on
 from tests.nodes.players import Player, percentile
 from tests.waiting import until, until_awaited
 
@@ -36,13 +39,15 @@ class Service(contextlib.ExitStack):
     Args:
         hosts: the machines; Ray's head is on the first.
         folder: for its files.
+        redis: as for `ray_on`.
 
     Attributes:
         doors: URL of each machine's door.
     """
 
-    def __init__(self, hosts: list[Machine], folder: Path) -> None:
+    def __init__(self, hosts: list[Machine], folder: Path, redis: str) -> None:
         super().__init__()
+        self.redis = redis
         self.machines = hosts
         self.doors = [f"http://{machine.address}:{NATIVE}" for machine in hosts]
         self._folder = folder
@@ -61,7 +66,8 @@ class Service(contextlib.ExitStack):
 
     def start_node(self, machine: Machine) -> None:
         """Starts a machine's node of Ray."""
-        self.enter_context(ray_on(machine, None if machine is self.machines[0] else self.machines[0]))
+        head = self.machines[0]
+        self.enter_context(ray_on(machine, redis=self.redis) if machine is head else ray_on(machine, head))
 
     def pids(self, machine: Machine) -> set[int]:
         """The replicas of a machine."""
@@ -75,7 +81,11 @@ class Service(contextlib.ExitStack):
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     folder = tmp_path_factory.mktemp("nodes")
-    with machines(folder, "one", "two", "three") as hosts, Service(hosts, folder) as made:
+    with (
+        machines(folder, "one", "two", "three", "store") as (*hosts, store),
+        redis_on(store) as redis,
+        Service(hosts, folder, redis) as made,
+    ):
         yield made
 
 
@@ -132,11 +142,16 @@ class Play:
         await until_awaited(all_have, "everybody plays on")
 
 
+def check_apart(apart: list[Player], since: float) -> None:
+    """No session of another machine was interrupted."""
+    assert len(apart) > SESSIONS / 6
+    assert not [error for player in apart for at, error, _ in player.interruptions if at >= since]
+
+
 def check_interruptions(apart: list[Player], on_it: list[Player], since: float) -> None:
     """Only sessions of the machine were interrupted, once: resumed from a snapshot, or lost if they give none."""
-    assert len(apart) > SESSIONS / 6
+    check_apart(apart, since)
     assert len(on_it) > SESSIONS / 6
-    assert not [error for player in apart for at, error, _ in player.interruptions if at >= since]
     for player in on_it:
         errors = [error for at, error, _ in player.interruptions if at >= since]
         assert len(errors) <= 1, errors
@@ -192,5 +207,29 @@ async def test_a_machine_that_is_switched_off_takes_only_its_own_sessions_and_co
         print(f"switched off: a replica is there again {monotonic() - killed:.0f} s later")
         await play.all_go_on()
         check_interruptions(apart, on_it, killed)
+
+    await play.run(during)
+
+
+async def test_the_heads_processes_are_killed_and_the_other_machines_sessions_wait_for_it(service: Service) -> None:
+    """The snapshots are in the session directory, which is on the head: the head's own sessions are lost."""
+    if not service.redis:
+        pytest.skip("redis-server is not installed")
+    play, head = Play(service), service.machines[0]
+
+    async def during() -> None:
+        on_it, apart = play.split(head)
+        killed = monotonic()
+        await asyncio.to_thread(head.kill)
+        await asyncio.to_thread(service.start_node, head)
+        print(f"head killed: another is there {monotonic() - killed:.0f} s later")
+        await play.all_go_on()
+        longest = max(tick.took_s for player in apart for tick in player.played if tick.at >= killed - 1)
+        print(f"head killed: the longest tick of {len(apart)} sessions apart took {longest:.1f} s")
+        check_apart(apart, killed)
+        for player in on_it:
+            errors = [error for at, error, _ in player.interruptions if at >= killed]
+            assert [error.details.get("reason") for error in errors] == ["owner_died"], errors
+        await asyncio.to_thread(until, lambda: service.pids(head), "Serve starts the replica again", START_S)
 
     await play.run(during)

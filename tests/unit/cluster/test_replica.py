@@ -289,7 +289,7 @@ class TestPassedOn:
         handle.calls.clear()
         await b.ask("tick", "s", body(1))
         assert c.sessions == ["s"]
-        assert handle.calls == ["locate"]
+        assert handle.calls == ["locate"] * 2, "by the former owner, and then by the replica that the client has called"
 
     @pytest.mark.parametrize("held", ["websocket", "stream"])
     async def test_a_takeover_is_reported_to_a_connection_of_another_replica(
@@ -577,6 +577,37 @@ async def test_sessions_of_a_replica_that_ends_are_moved_only_if_the_application
         assert calls == [(3, False, "")]
         assert isinstance(handle.directory.locate("s", "b"), SessionSnapshot)
         assert ended == {"sessions_ended.moved": 1}
+
+
+async def test_a_replica_that_ends_has_another_answer_for_the_sessions_that_it_has_moved(
+    replicas: Open, handle: DirectoryHandle
+) -> None:
+    a, b, c = await replicas("abc", "none", 16)
+    games = [f"g{number}" for number in range(8)]
+    sessions = [f"{game}-agent-{side}" for game in games for side in ("left", "right")]
+    for session in sessions:
+        await a.ask("start", session)
+    a.table.is_shut = True
+    a.table.move(a._routing.park)
+    await until(lambda: not a.sessions)
+    c.table.is_shut = True  # it ends, too, and takes none
+    for session in sessions:
+        with contextlib.suppress(Overloaded):  # it had c answer; a client tries again
+            assert await a.ask("tick", session, body(1)) == body(1)
+    await c.listener.close()
+    handle.directory.leave("c")
+    for session in sessions:
+        assert await a.ask("tick", session, body(2)) == body(2)
+    assert b.sessions == sorted(sessions)
+
+
+async def test_sessions_are_moved_a_few_at_a_time(replicas: Open) -> None:
+    (a,) = await replicas("a", "none")
+    for number in range(8):
+        await a.ask("start", f"s{number}")
+    for left in (5, 2, 0, 0):
+        a.table.move(a._routing.park, 3)
+        await until(lambda left=left: len(a.sessions) == left)
 
 
 @pytest.mark.parametrize("late", ["locate", "acknowledge"])
