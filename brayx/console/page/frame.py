@@ -81,7 +81,7 @@ _END = """
 """
 """Replaces NiceGUI's "Trying to reconnect" by what has happened, once nothing answers any more."""
 _DARK = "localStorage.getItem('brayx-dark')"
-_BROWSER_S = 10.0
+BROWSER_S = 10.0
 """Time for an answer of the browser."""
 _FIRST_S = 0.7
 """Time that a page's first document may take; after that, the page is shown without it."""
@@ -140,14 +140,14 @@ def missing(connect: Connect) -> Callable[[], None]:
 
 
 async def _toggle(dark: ui.dark_mode) -> None:
-    is_dark = await ui.run_javascript("document.body.classList.contains('body--dark')", timeout=_BROWSER_S)
+    is_dark = await ui.run_javascript("document.body.classList.contains('body--dark')", timeout=BROWSER_S)
     dark.value = not is_dark
     ui.run_javascript(f"localStorage.setItem('brayx-dark', '{int(not is_dark)}')")
 
 
 async def _restore(dark: ui.dark_mode) -> None:
     with contextlib.suppress(TimeoutError):  # the browser is busy, or gone
-        stored = await ui.run_javascript(_DARK, timeout=_BROWSER_S)
+        stored = await ui.run_javascript(_DARK, timeout=BROWSER_S)
         if stored in ("0", "1"):
             dark.value = stored == "1"
 

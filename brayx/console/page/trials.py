@@ -14,7 +14,7 @@ from brayx.console.documents import DoneDocument
 from brayx.console.overview import JobDocument, OverviewDocument
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines, Points
-from brayx.console.page.frame import MUTED, Panel, confirmed, control, empty, frame, heading, number, since
+from brayx.console.page.frame import BROWSER_S, MUTED, Panel, confirmed, control, empty, frame, heading, number, since
 from brayx.console.page.listing import Listing
 from brayx.console.page.words import tr
 from brayx.console.trials import CurvesDocument, TrialDocument
@@ -224,12 +224,14 @@ class _Trial:
         question = tr("Stop this training? It saves a last checkpoint, and the same command resumes it.")
         if not await confirmed(question, tr("Stop it")):
             return
-        ended = await _ended(self._caller)
+        # The browser gets its last words first, since the console may end before anything else reaches it.
+        await ui.run_javascript(f"window.brayxEnd = {json.dumps(await _ended(self._caller))}", timeout=BROWSER_S)
         call = self._caller.post(DoneDocument, f"/api/trials/{self._run_id}/stop")
         if await control(call, lambda _: tr("It is stopping …")):
             self._button.disable()
             self._button.set_text(tr("It is stopping …"))
-            ui.run_javascript(f"window.brayxEnd = {json.dumps(ended)}")
+        else:
+            ui.run_javascript("window.brayxEnd = ''")
 
 
 def key_charts(names: Mapping[str, object]) -> list[str]:
