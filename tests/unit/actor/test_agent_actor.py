@@ -819,7 +819,7 @@ class Breaks:
     def __init__(self) -> None:
         self.log: list[Any] = []
 
-    async def seat(self, session: str) -> SeatedPlayer:
+    async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
         def leave(reason: str) -> None:
             raise LeagueError("the books are broken")
 

@@ -259,7 +259,7 @@ async def test_a_stop_has_the_result_of_the_seat() -> None:
     game, results = Game(DISCRETE, Fixed(logits=logits(0, 9, 0)), "serve"), list[Any]()
 
     class Seats:
-        async def seat(self, session: str) -> SeatedPlayer:
+        async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
             services = game.actor._factory.services
             return SeatedPlayer("main", services, None, results.append, lambda reason: None)
 

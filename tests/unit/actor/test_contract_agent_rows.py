@@ -303,7 +303,7 @@ async def test_a_player_that_reacts_late_plays_one_agent() -> None:
     game, left = Game(DISCRETE, SeeingRows(DISCRETE_KIND), "serve"), list[str]()
 
     class Seats:
-        async def seat(self, session: str) -> SeatedPlayer:
+        async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
             services = game.actor._factory.services
             return SeatedPlayer("slow", services, None, None, left.append, delay=2)
 

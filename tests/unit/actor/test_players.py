@@ -53,7 +53,7 @@ class Seats:
         self.recorders = {label: Recorder() for label in self.buffers}
         self.left: list[str] = []
 
-    async def seat(self, session: str) -> SeatedPlayer:
+    async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
         game = session.partition("-agent-")[0]
         member = self.league.assign(game, session)
         return SeatedPlayer(

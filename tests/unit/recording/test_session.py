@@ -154,7 +154,7 @@ async def test_events_of_one_tick_are_recorded_together(tmp_path: Path) -> None:
 
 async def test_the_result_of_a_seat_is_recorded(tmp_path: Path) -> None:
     class Seats:
-        async def seat(self, session: str) -> SeatedPlayer:
+        async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
             services = Services({"model": Policy()}, {}, Recorder())
             return SeatedPlayer("main:3", services, None, lambda value: None, lambda reason: None)
 
