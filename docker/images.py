@@ -91,7 +91,11 @@ class Buildah:
         return DEBIAN
 
     def size(self, image: str) -> int:
-        return int(json.loads(run("buildah", "images", "--json", image))[0]["size"])
+        container = run("buildah", "from", image)
+        try:
+            return int(run("du", "--summarize", "--bytes", run("buildah", "mount", container)).split()[0])
+        finally:
+            run("buildah", "rm", container)
 
     @contextmanager
     def command(self, image: str, data: Path, words: list[str]) -> Iterator[list[str]]:
@@ -121,7 +125,7 @@ def try_out(images: Docker | Buildah, data: Path) -> None:
         subprocess.run(words, check=True, timeout=TRAIN_S)
     with images.command("brayx-serve", data, []) as words:
         started = time.monotonic()
-        server = subprocess.Popen(words)
+        server = subprocess.Popen(words, start_new_session=True)
         try:
             while not is_served():
                 if server.poll() is not None or time.monotonic() > started + READY_S:
@@ -132,7 +136,7 @@ def try_out(images: Docker | Buildah, data: Path) -> None:
             with images.command("brayx-client", data, play) as played:
                 subprocess.run(played, check=True, timeout=PLAY_S)
         finally:
-            server.send_signal(signal.SIGINT)
+            os.killpg(server.pid, signal.SIGINT)  # `unshare` itself ignores it
             server.wait(60.0)
 
 
