@@ -54,11 +54,14 @@ class Lines(ui.echart):
         """
         self.set_visibility(any(curves.values()))
         options = _line_options({**curves, **(pale or {})}, self._axis, self._title)
-        series = options["series"] = [_line(name, points, width=2) for name, points in curves.items()]
+        # Colours by name: ECharts would keep those of an earlier order of the curves.
+        colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(sorted(curves))}
+        series = options["series"] = [
+            _line(name, points, width=2, colour=colours[name]) for name, points in curves.items()
+        ]
         series += [_line(name, points, width=1, colour=COLOURS[-1]) for name, points in (pale or {}).items()]
         for name, band in (bands or {}).items():
-            colour = COLOURS[[*curves].index(name) % len(COLOURS)] if name in curves else COLOURS[-1]
-            series += _band(name, band, colour)
+            series += _band(name, band, colours.get(name, COLOURS[-1]))
         if target is not None and series:
             label, value = target
             series[0]["markLine"] = {
@@ -109,10 +112,10 @@ def _line_options(curves: Mapping[str, Points], x: str, title: str) -> dict[str,
     }  # fmt: skip
 
 
-def _line(name: str, points: Points, *, width: float, colour: str = "") -> dict[str, Any]:
+def _line(name: str, points: Points, *, width: float, colour: str) -> dict[str, Any]:
     return {
         "type": "line", "name": name, "showSymbol": len(points) == 1, "data": [list(point) for point in points],
-        "lineStyle": {"width": width}, **({"color": colour} if colour else {}),
+        "lineStyle": {"width": width}, "color": colour,
     }  # fmt: skip
 
 

@@ -83,6 +83,8 @@ _END = """
 _DARK = "localStorage.getItem('brayx-dark')"
 BROWSER_S = 10.0
 """Time for an answer of the browser."""
+RESPONSE_S = 60.0
+"""Time for making a page, before the browser gets an error instead; NiceGUI's 3 s are too few on a busy machine."""
 _FIRST_S = 0.7
 """Time that a page's first document may take; after that, the page is shown without it."""
 

@@ -9,7 +9,7 @@ from nicegui import ui
 from brayx.console.league import LeagueDocument, StandingDocument
 from brayx.console.page.caller import Connect
 from brayx.console.page.charts import HeatMap, Lines
-from brayx.console.page.frame import MUTED, Panel, empty, frame, heading, number
+from brayx.console.page.frame import MUTED, RESPONSE_S, Panel, empty, frame, heading, number
 from brayx.console.page.listing import Listing
 from brayx.console.page.words import tr
 
@@ -20,7 +20,7 @@ _MAX_MEMBERS = 24
 def add(connect: Connect) -> None:
     """Adds the page."""
 
-    @ui.page("/league")
+    @ui.page("/league", response_timeout=RESPONSE_S)
     async def league() -> None:
         with frame("League", connect) as caller:
             await Panel(lambda: caller.get(LeagueDocument | None, "/api/league"), _league, every_s=5.0).first()

@@ -13,7 +13,18 @@ from brayx.console.league import GateDocument, LeagueDocument, StandingDocument
 from brayx.console.models import ModelDocument, MoveDocument, VersionDocument
 from brayx.console.overview import ArmDocument, CanaryDocument, JobDocument
 from brayx.console.page.caller import ApiCaller, Connect
-from brayx.console.page.frame import MUTED, Panel, confirmed, control, empty, frame, heading, number, sentence
+from brayx.console.page.frame import (
+    MUTED,
+    RESPONSE_S,
+    Panel,
+    confirmed,
+    control,
+    empty,
+    frame,
+    heading,
+    number,
+    sentence,
+)
 from brayx.console.page.listing import Listing
 from brayx.console.page.words import tr
 from brayx.console.play import OpponentListDocument
@@ -54,7 +65,7 @@ class _Row(NamedTuple):
 def add(connect: Connect) -> None:
     """Adds the page."""
 
-    @ui.page("/models")
+    @ui.page("/models", response_timeout=RESPONSE_S)
     async def models() -> None:
         with frame("Models", connect) as caller:
             await Panel(lambda: _load(caller), lambda _: _Models(caller).show, every_s=2.0).first()

@@ -12,7 +12,7 @@ from brayx.console.overview import ArmDocument, JobDocument, OverviewDocument, R
 from brayx.console.page import home
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
-from brayx.console.page.frame import MUTED, Panel, frame, heading, number, since, tile
+from brayx.console.page.frame import MUTED, RESPONSE_S, Panel, frame, heading, number, since, tile
 from brayx.console.page.listing import Listing
 from brayx.console.page.picture import Picture, PictureCard, newest_picture
 from brayx.console.page.words import tr
@@ -82,7 +82,7 @@ class _Loader:
 def add(connect: Connect) -> None:
     """Adds the page."""
 
-    @ui.page("/")
+    @ui.page("/", response_timeout=RESPONSE_S)
     async def overview() -> None:
         with frame("Overview", connect) as caller:
             await Panel(_Loader(caller).load, _built).first()

@@ -12,7 +12,7 @@ from nicegui.events import KeyEventArguments
 from brayx.console.documents import DoneDocument
 from brayx.console.games import BoardDocument, BoardMoveDocument, CellDocument, GameDocument
 from brayx.console.page.caller import ApiCaller, Connect
-from brayx.console.page.frame import MUTED, Alert, empty, frame, heading, loading, number, sentence, since
+from brayx.console.page.frame import MUTED, RESPONSE_S, Alert, empty, frame, heading, loading, number, sentence, since
 from brayx.console.page.tick import ActionBars
 from brayx.console.page.words import tr
 from brayx.console.play import OpponentListDocument
@@ -31,7 +31,7 @@ _CELL_PX = 56
 def add(connect: Connect) -> None:
     """Adds the page."""
 
-    @ui.page("/play")
+    @ui.page("/play", response_timeout=RESPONSE_S)
     def play(opponent: str = "") -> None:
         with frame("Play", connect) as caller:
             _Play(caller, opponent)

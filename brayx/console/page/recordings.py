@@ -13,7 +13,7 @@ from nicegui.events import KeyEventArguments
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
 from brayx.console.page.comparison import Compare
-from brayx.console.page.frame import MUTED, Alert, Panel, empty, frame, heading, loading, number
+from brayx.console.page.frame import MUTED, RESPONSE_S, Alert, Panel, empty, frame, heading, loading, number
 from brayx.console.page.listing import Listing
 from brayx.console.page.tick import TickView, pretty
 from brayx.console.page.words import tr
@@ -36,12 +36,12 @@ _FIRST_CURVES = ("reward", "value", "log_prob")
 def add(connect: Connect) -> None:
     """Adds the pages."""
 
-    @ui.page("/recordings")
+    @ui.page("/recordings", response_timeout=RESPONSE_S)
     async def recordings(session: str = "") -> None:
         with frame("Recordings", connect) as caller:
             await _Recordings(caller, session).panel.first()
 
-    @ui.page("/recordings/{recording}")
+    @ui.page("/recordings/{recording}", response_timeout=RESPONSE_S)
     async def recording(recording: str, compare: str = "") -> None:
         with frame("Recordings", connect) as caller:
             _Recorded(caller, recording, compare)

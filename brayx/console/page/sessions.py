@@ -11,7 +11,19 @@ from nicegui import ui
 from brayx.console.documents import DoneDocument
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
-from brayx.console.page.frame import MUTED, Panel, confirmed, control, empty, frame, heading, number, sentence, since
+from brayx.console.page.frame import (
+    MUTED,
+    RESPONSE_S,
+    Panel,
+    confirmed,
+    control,
+    empty,
+    frame,
+    heading,
+    number,
+    sentence,
+    since,
+)
 from brayx.console.page.listing import Listing
 from brayx.console.page.tick import TickView
 from brayx.console.page.words import tr
@@ -26,12 +38,12 @@ _MAX_POINTS = 300
 def add(connect: Connect) -> None:
     """Adds the pages."""
 
-    @ui.page("/sessions")
+    @ui.page("/sessions", response_timeout=RESPONSE_S)
     async def sessions() -> None:
         with frame("Sessions", connect) as caller:
             await Panel(lambda: caller.get(list[SessionDocument], "/api/sessions"), _sessions).first()
 
-    @ui.page("/session")
+    @ui.page("/session", response_timeout=RESPONSE_S)
     def session(id: str) -> None:
         with frame("Sessions", connect) as caller:
             _Followed(caller, id)

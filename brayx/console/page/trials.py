@@ -14,7 +14,19 @@ from brayx.console.documents import DoneDocument
 from brayx.console.overview import JobDocument, OverviewDocument
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines, Points
-from brayx.console.page.frame import BROWSER_S, MUTED, Panel, confirmed, control, empty, frame, heading, number, since
+from brayx.console.page.frame import (
+    BROWSER_S,
+    MUTED,
+    RESPONSE_S,
+    Panel,
+    confirmed,
+    control,
+    empty,
+    frame,
+    heading,
+    number,
+    since,
+)
 from brayx.console.page.listing import Listing
 from brayx.console.page.words import tr
 from brayx.console.trials import CurvesDocument, TrialDocument
@@ -44,17 +56,17 @@ class _Seen(NamedTuple):
 def add(connect: Connect) -> None:
     """Adds the pages."""
 
-    @ui.page("/trials")
+    @ui.page("/trials", response_timeout=RESPONSE_S)
     async def trials() -> None:
         with frame("Trials", connect) as caller:
             await _Trials(caller).panel.first()
 
-    @ui.page("/trials/{run_id}")
+    @ui.page("/trials/{run_id}", response_timeout=RESPONSE_S)
     async def trial(run_id: str) -> None:
         with frame("Trials", connect) as caller:
             await _Trial(caller, run_id).panel.first()
 
-    @ui.page("/compare")
+    @ui.page("/compare", response_timeout=RESPONSE_S)
     async def compare(trials: str = "") -> None:
         with frame("Trials", connect) as caller:
             chosen = trials.split(",")[:_MOST_COMPARED]
