@@ -68,6 +68,8 @@ from tests.unit.gamecore.grpc_server import serving as serving_grpc
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+TRANSLATIONS = [ROOT / "README.zh.md", *sorted((ROOT / "docs" / "zh").glob("*.md"))]
+"""Their snippets are those of their sources (tests/unit/test_translations.py), so they are not run again."""
 URL = "http://127.0.0.1:8000"
 
 NOT_RUN = {
@@ -685,7 +687,7 @@ def prose(file: Path) -> str:
     return re.sub(r"^```.*?^```$", "", file.read_text(), flags=re.M | re.S)
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [*FILES, *TRANSLATIONS], ids=lambda file: str(file.relative_to(ROOT)))
 def test_links_are_valid(file: Path) -> None:
     for target in re.findall(r"\]\(([^)]+)\)", prose(file)):
         if "://" in target:
@@ -700,7 +702,7 @@ def test_links_are_valid(file: Path) -> None:
             assert anchor in anchors, f"{file.name} links to {target}; there are {sorted(anchors)}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [*FILES, *TRANSLATIONS], ids=lambda file: str(file.relative_to(ROOT)))
 def test_files_named_in_prose_exist(file: Path) -> None:
     for name in re.findall(
         r"`((?:brayx|deployments|pipelines|benchmarks|tests|docker|docs|notebooks)/[\w./]*)`", prose(file)
