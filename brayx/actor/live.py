@@ -166,7 +166,7 @@ class LiveTable:
             raise unknown_session(name)
 
     def _unfollow(self) -> None:
-        """Detaches from sessions that nobody has asked for lately; runs while any is followed."""
+        """Detaches from sessions without recent requests; runs while any is followed."""
         now = clock.now()
         for name, followed in list(self._followed.items()):
             if now - followed.asked_at > _FOLLOWED_S:

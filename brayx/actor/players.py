@@ -19,7 +19,7 @@ from brayx.metrics import Recorder
 OPPONENT = "opponent"
 """Key in a start's JSON body that requests an opponent."""
 _FAULTS = ("agent_errors", "fragments_dropped", "games_failed")
-"""Metrics that are recorded also for sessions that nobody learns from."""
+"""Metrics that are also recorded for sessions that do not train a model."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class RequestedOpponents(Protocol):
             request: the value of `OPPONENT` in the start's body, or the `SeatedPlayer.request` of a session that moves.
 
         Returns:
-            None: the start asks for nobody, and the value is the game's own.
+            None: the start names no opponent; the field belongs to the game.
 
         Raises:
             BrayxError: there is no such player, or its weights cannot be loaded.
@@ -107,7 +107,7 @@ class RequestedOpponents(Protocol):
 
 
 async def seated(opponents: RequestedOpponents, start: State, request: Any) -> SeatedPlayer | None:
-    """The player that a start asks for; None: it asks for nobody.
+    """The player that a start requests; None: it requests no opponent.
 
     Args:
         opponents: the players of the league that is served.
@@ -183,7 +183,7 @@ class Seating:
         others: the job's other models by name, which every player shares.
         scripts: agents of the scripted players, by the player's name.
         numbers: the league's recorder.
-        nothing: buffers by name that drop everything, for sessions that nobody learns from.
+        nothing: buffers by name that drop everything, for sessions that do not train a model.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ class Seating:
         self._only_acts[name] = self._services(player.model, self._nothing, self._faults)
 
     def act(self, name: str, model: Any) -> None:
-        """As `learn`, for a player whose sessions nobody learns from."""
+        """As `learn`, for a player whose sessions do not train a model."""
         self._learns[name] = self._only_acts[name] = self._services(model, self._nothing, self._faults)
 
     def seated(
@@ -246,7 +246,7 @@ class Seating:
 
 
 class _Faults(Recorder):
-    """The recorder of sessions that nobody learns from: records `_FAULTS` only."""
+    """The recorder of sessions that do not train a model: records `_FAULTS` only."""
 
     def __init__(self, to: Recorder) -> None:
         super().__init__()

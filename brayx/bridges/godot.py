@@ -66,7 +66,7 @@ class GodotBridge:
         self._threads: list[threading.Thread] = []
 
     def play(self) -> list[GameResult]:
-        """Plays until there are enough episodes, or until it is told to stop; returns their results.
+        """Plays until there are enough episodes, or until it must stop; returns their results.
 
         Raises:
             ConfigError: a port is taken, or a build cannot be started.

@@ -1,4 +1,4 @@
-"""The wire of Godot's add-on godot_rl, protocol 0.3 to 0.7: the game dials, and answers what it is asked.
+"""The wire of Godot's add-on godot_rl, protocol 0.3 to 0.7: the game connects, and answers requests.
 
     frame    uint32 little endian, the length of what follows in bytes; JSON in UTF-8
     asked    {"type": "handshake", "major_version": "0", "minor_version": "7"}      no answer

@@ -52,7 +52,7 @@ _SILENT_S = 60.0
 """A game that has not called for this long is paused, or gone."""
 _MAX_STATISTICS = 256
 _END_S = 3.0
-"""Time for a game to call once more when the bridge ends, and be told to quit."""
+"""Time for a game to call once more when the bridge ends, and get the command to quit."""
 _SETTINGS = tuple(field.name for field in dataclasses.fields(GameSettings))
 
 
@@ -64,7 +64,7 @@ class UnityPort:
         name: what lines on the screen call the game.
         hint: end of the line that says that the game has left.
         seed: of the game.
-        settings: what the game is told.
+        settings: the settings sent to the game.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ def run_games(
 
 
 def _wait_for_end(run: EngineRun, ports: list[UnityPort]) -> None:
-    """Gives each game the time to call once more and be told to quit."""
+    """Gives each game the time to call once more and get the command to quit."""
     run.end()
     deadline = time.monotonic() + _END_S
     while any(port.is_playing for port in ports) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""What a Unity game is told when it starts: the engine's settings, environment parameters, number of training areas.
+"""What a Unity game gets at its start: the engine's settings, environment parameters, number of training areas.
 
 An environment parameter is a number, or a distribution from which the game draws it: ``gravity=9.81``,
 ``mass=uniform:0.5:10``, ``scale=gaussian:1:0.2``, ``size=multirangeuniform:1:2:7:8``. The bytes are messages of side
@@ -24,7 +24,7 @@ _SAMPLERS = ("uniform", "gaussian", "multirangeuniform")
 
 @dataclass(frozen=True, kw_only=True)
 class GameSettings:
-    """What a game is told when it starts.
+    """Settings sent to a game when it starts.
 
     Attributes:
         time_scale: how much faster than real time the game runs.

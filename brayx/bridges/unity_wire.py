@@ -31,7 +31,7 @@ from brayx.gamecore.contract import Contract, ObservationSpec
 EDITOR_PORT = 5004
 """Where the Editor calls."""
 BUILD_PORT = 5005
-"""Where the first build that a trainer starts is told to call; the next ones follow."""
+"""Port of the first build that a trainer starts; the next builds get the next ports."""
 PATH = ("communicator_objects.UnityToExternalProto", "Exchange")
 """Service and method of the call."""
 GO_ON, QUIT = 200, 400

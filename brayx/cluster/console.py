@@ -192,7 +192,7 @@ class ReplicaSessions:
             raise Overloaded(errors[0])
 
     async def _of_owner(self, session: str, *question: Any) -> bytes:
-        """The answer of the replica that has the session, or had it when it was last asked."""
+        """The answer of the session's owner, or of its last known owner."""
         for again in (True, False):
             known = self._owners.get(session)
             owner = await self._locate(session) if known is None else known

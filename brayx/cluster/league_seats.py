@@ -161,7 +161,7 @@ class LeagueSeats:
     Args:
         league: Ray's handle of the league's actor.
         config: the league's options.
-        seating: models and buffers of each player; nobody learns from a player's games until its buffers are open.
+        seating: models and buffers of each player; a player's games are not learned from until its buffers are open.
         follow: opens a player's buffers and recorder, at the first draw and after each restart of the player.
         numbers: the league's recorder; counts games by outcome.
         timeout_s: deadline of a draw, which leaves time for a restart of the actor.

@@ -1,4 +1,4 @@
-"""``brayx promote``: checks a version by recordings or by its league's gate if asked to, and sets the alias."""
+"""``brayx promote``: checks a version by recordings or its league's gate on request, and sets the alias."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ class _Comparison:
         ticks: number of recorded ticks when it started.
         asked_at: time of the last request for it.
         runs: whether it has neither a result nor an error yet.
-        stopped: whether it was stopped because nobody asked for it any more.
+        stopped: whether it was stopped because no viewer requested it any more.
         error: why it failed; None: it has not.
         arrays: its result, see `brayx.console.comparison_process.compared`; empty: there is none yet.
     """
@@ -280,7 +280,7 @@ class _Comparison:
         return RecordedCurvesDocument(ticks=numbers[starts].tolist(), curves=curves)
 
     def _read(self) -> None:
-        """Reads the process's messages until it ends; ends it once nobody asks for its result any more."""
+        """Reads the process's messages until it ends; ends it once no viewer requests its result any more."""
         try:
             while self.runs:
                 left_s = self.asked_at + _ASKED_S - time.monotonic()

@@ -3,7 +3,7 @@ Also refuses large bodies.
 
 A key is a line ``SCOPE/NAME: secret`` of a keys file (`brayx keys new --scope control`); a request has it as HTTP Basic
 credentials. ``read`` may only read, ``control`` may also change things. Without keys, everybody on this machine may do
-both, and nobody else may: the console then answers only to loopback names. Otherwise a web page could reach it through
+both; others may not: the console then answers only to loopback names. Otherwise a web page could reach it through
 a domain name that resolves to this machine. No page may show the console in a frame: an invisible frame could catch a
 viewer's clicks.
 """

@@ -137,7 +137,7 @@ def open_console(
     Args:
         job: the job.
         uri: its tracking URI.
-        parts: what it can be asked.
+        parts: the parts that answer its calls.
         say: called with the console's URL, or with why there is none.
 
     Raises:

@@ -17,7 +17,7 @@ class OpponentListDocument(Document):
     """The opponents for a human."""
 
     why_not: str
-    """Why nobody can play here; empty: a human can play."""
+    """Why a human cannot play here; empty: a human can."""
     think_s: float = 0.0
     """Time for a move, after which the game is lost with its session."""
     opponents: dict[str, dict[str, Any]] = {}
@@ -44,7 +44,7 @@ def routes(source: Source) -> APIRouter:
 
     @router.get("/opponents")
     def opponents() -> OpponentListDocument:
-        """The opponents for a human, or why nobody can play here."""
+        """The opponents for a human, or why a human cannot play here."""
         why_not = _why_not(source)
         if games is None or why_not:
             return OpponentListDocument(why_not=why_not)

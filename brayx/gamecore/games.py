@@ -363,7 +363,7 @@ def _words(returns: Mapping[str, float]) -> str:
 
 
 class _Stop:
-    """Whether the command was asked to end, by SIGTERM or SIGINT."""
+    """Whether SIGTERM or SIGINT has come."""
 
     def __init__(self) -> None:
         self.requested = False

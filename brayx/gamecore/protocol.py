@@ -72,7 +72,7 @@ class StepRequest(NamedTuple):
             numbered ticks; None: not given.
         holder: inside the service: name of the request's connection, at a door where one connection is one session.
         attached: that connection already held the session.
-        opponent: whom a start asks for, as ``KEY=VALUE``, outside of its body; empty: nobody.
+        opponent: the opponent that a start requests outside of its body, as ``KEY=VALUE``; empty: none.
         record: a start asks for its session to be recorded.
         traceparent: the client's span, as the header of W3C Trace Context; empty: not given.
     """

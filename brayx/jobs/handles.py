@@ -189,7 +189,7 @@ def model_by_name(name: str, args: Sequence[Any], options: Mapping[str, Any]) ->
     """The model of that name in this process; None: there is none.
 
     Raises:
-        ConfigError: there is one, and it was asked for with more than its name.
+        ConfigError: there is one, but the call passes more than its name.
     """
     named = _find(lambda parts: parts.models, name)
     if named is None:

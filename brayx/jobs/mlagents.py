@@ -140,7 +140,7 @@ class _Translation:
         self._environment(environment)
         made.checkpoints = self._checkpoints(checkpoints)
         made.bridge["--parameter"] = parameters = list(self._parameters())
-        GameSettings(parameters=parameters)  # refuses what the game could not be told
+        GameSettings(parameters=parameters)  # refuses parameters that cannot be sent to the game
         if self._quiet:
             made.notes.append(f"without effect: {', '.join(dict.fromkeys(self._quiet))}")
         return made

@@ -310,7 +310,7 @@ class JobTraining(abc.ABC):
         try:
             self._keep(time.time() + self.end.left(self.copy_s))
         except KeyboardInterrupt:
-            self.clerk.end()  # it is still copying, and nobody waits for that now
+            self.clerk.end()  # it is still copying, and the training does not wait for that
             raise
 
     def _has_opened(self) -> bool:

@@ -208,7 +208,7 @@ def _sum_of(metrics: Sequence[str], numbers: Mapping[str, float]) -> float:
 
 
 class Returns:
-    """Detects games that stop without a return: the model learns from them, but nobody sees how well it plays."""
+    """Detects games that stop without a return: the model learns from them, but its return is unknown."""
 
     def __init__(self) -> None:
         self._before: tuple[float, float] | None = None

@@ -66,7 +66,7 @@ class Game:
 
     Attributes:
         id: the game's id.
-        learner: the player that it was drawn for; empty: nobody learns from it.
+        learner: the player that it was drawn for; empty: no player learns from it.
         members: who plays each seat.
         sessions: seat by session.
         results: result by seat.

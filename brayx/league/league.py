@@ -196,7 +196,7 @@ class League:
         return member
 
     def void_games(self, player: str) -> None:
-        """Voids the games of a learner that were drawn before now: they count for nobody.
+        """Voids the games of a learner that were drawn before now: they do not count.
 
         `freeze` does so if the player `restarts`. Call it again when the restarted learner acts, for games drawn
         meanwhile.

@@ -19,7 +19,7 @@ from brayx.league.payoff import Payoff
 TOO_WEAK = 0.1
 """Win rate below which an exploiter mostly plays the past of the player that it exploits."""
 
-_LIVE_WHILE_WEAK = 0.1  # without any, nobody would notice that it has caught up
+_LIVE_WHILE_WEAK = 0.1  # without any, the league would not notice that it has caught up
 _GAMES_TO_BE_WEAK = 20
 
 

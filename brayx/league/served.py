@@ -78,7 +78,7 @@ class ServedLeague:
         """Opponents for the sessions of one process.
 
         Args:
-            services: services of sessions that request nobody; the league's model is a `LocalModel` that fetches
+            services: services of sessions that request no opponent; the league's model is a `LocalModel` that fetches
                 versions.
             run: runs what reads the registry.
         """

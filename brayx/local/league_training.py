@@ -155,7 +155,7 @@ class LocalLeagueTraining:
         return LearningPlayer(trainee.acting.model, trainee.buffers, trainee.numbers)
 
     def _no_buffer(self) -> Any:
-        """A buffer of sessions that nobody learns from."""
+        """A buffer of sessions that do not train a model."""
         return NullBuffer()
 
 

@@ -40,7 +40,7 @@ log = logging.getLogger(__name__)
 _END_S = 2.0
 """Time for the child to end by itself after its loop."""
 _NEWEST_S = 0.25
-"""Age at which the trial's numbers are asked for again."""
+"""Age at which the trial's numbers are requested again."""
 
 
 def learner_child(job: JobConfig) -> Child | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from brayx.league.sides import Stretch
 
 _NOT_LEARNED = -1
-"""Policy version of steps that nobody learns from: a fragment that has one is dropped."""
+"""Policy version of steps that do not train the model: a fragment that has one is dropped."""
 
 
 class Stretches(Protocol):

@@ -76,7 +76,7 @@ class Recorder:
             other.listen(included)
 
     def include(self, other: Recorder) -> None:
-        """Adds the samples of another recorder, which nobody else drains, to every part drained from now on."""
+        """Adds the samples of another recorder, which has no other reader, to every part drained from now on."""
         self._included.append(other)
 
     def add(

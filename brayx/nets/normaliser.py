@@ -1,6 +1,6 @@
 """Normalises a network's observations by their running moments, which the network itself keeps. Torch only.
 
-For games whose observations come through a door: nobody else sees all of them. The moments are buffers, so they are
+For games whose observations come through a door: only the learner sees all. The moments are buffers, so they are
 published, saved and exported with the weights, and every policy version acts with those that it learned with. The
 learner calls `follow` with each batch. Environments of a rollout have another way, `brayx.rollout.moments`.
 """

@@ -24,7 +24,7 @@ NOT_APPLIED = ("fallback", ERROR)
 
 
 Forwarded = tuple[str, NestedArray, int, float]
-"""A forward that an agent asked for in a tick: the model's name, its outputs without a batch axis, the version of the
+"""A forward of an agent in a tick: the model's name, its outputs without a batch axis, the version of the
 weights that computed them, and how long the agent waited. A plain tuple, which is created quickly."""
 
 
@@ -109,7 +109,7 @@ def columns_by_field(
         inputs, outputs: bodies and replies; a reply is empty if the tick failed.
         attributes: values that the agents set on the tick's state, by name.
         events, stops: as `TickColumns.event` and `TickColumns.stop`.
-        forwards: the forwards that the ticks' agents asked for.
+        forwards: the forwards of the ticks' agents.
         without: names of attributes to ignore, which no agent set.
         frames: name of the image that becomes `TickColumns.frames` instead of an array; empty: none.
         strict: raise `Irregular` instead of leaving an attribute out: one session must not cost others their columns.

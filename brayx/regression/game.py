@@ -294,7 +294,7 @@ def _is_resumed(episode: Recording) -> bool:
     """Whether an episode continues a session of another process. Reads its first tick."""
     try:
         return episode.read(0, 1, []).event[0].startswith(_RESUMED)
-    except BadRecording:  # whoever reads its ticks is told
+    except BadRecording:  # reported when its ticks are read
         return False
 
 
