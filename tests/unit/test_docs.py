@@ -98,7 +98,6 @@ NOT_RUN = {
     "serves until Ctrl-C",
     "starts a Ray and trains",
     "reads a recording; tests/unit/recording does the same",
-    "reads a trial; tests/unit/recording/test_trials.py does the same",
     "reads a recording; tests/end_to_end/test_recordings.py does the same",
     "trains for a minute; tests/end_to_end/test_recordings.py does the same",
     "reads a recording; tests/unit/regression/test_replay.py does the same",
