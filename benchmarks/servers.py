@@ -63,13 +63,13 @@ class Service(NamedTuple):
 
 
 @contextlib.contextmanager
-def service(module: str, *words: str) -> Iterator[Service]:
+def service(module: str, *words: str, python: str = sys.executable) -> Iterator[Service]:
     """Runs ``python -m module`` with these words until the context ends; a line of JSON says where it serves.
 
     Raises:
         RuntimeError: it ended.
     """
-    command = [sys.executable, "-m", module, *words]
+    command = [python, "-m", module, *words]
     process: Any = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         urls = next((line for line in process.stdout if line.startswith("{")), None)
