@@ -26,7 +26,13 @@ GONE_S = 15.0
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=sorted(NOTEBOOKS.glob("*.ipynb")), ids=lambda path: str(path.stem))
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(path, id=path.stem, marks=[pytest.mark.cluster] if path.stem == "trials" else [])
+        for path in sorted(NOTEBOOKS.glob("*.ipynb"))
+    ],
+)
 def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A notebook that has been run; its metadata has processes ``left``, files ``written`` and imports of ``ray``."""
     folder = tmp_path_factory.mktemp("notebook")
@@ -73,7 +79,11 @@ SAYS = {
     "quickstart": ["the game was over after", "champion: cartpole version 1"],
     "trainer": ["nearest is 'learning_rate'", "the game was over after"],
     "recordings": ["actions are equal", "the console is http://127.0.0.1:"],
+    "trials": ["the champion is version", "inputs: ['obs'] outputs: ['logits', 'value']"],
+    "your_game": ["champion: walk version 1", "the walker arrived after"],
 }
+TRAININGS = {"trials": 3}
+"""Trainings of a notebook, if not one."""
 
 
 def test_there_are_notebooks() -> None:
@@ -93,7 +103,7 @@ def test_its_progress_is_one_picture_drawn_over(notebook: Any) -> None:
         for output in cell.get("outputs", [])
         if "env steps" in output.get("data", {}).get("text/html", "")
     ]
-    assert len(panels) == 1
+    assert len(panels) == TRAININGS.get(notebook.metadata.name, 1)
 
 
 def test_it_says_nothing_on_standard_error(notebook: Any) -> None:
