@@ -202,7 +202,8 @@ class Worker:
         except BadFragment:  # the buffer counts the transitions and keeps the message
             self._made -= 1  # collect another one: all workers wait for an update that needs it
         except ReplayError as error:  # counted too; the worker outlives a lost buffer, which the job reports
-            log.warning("%s", error.message)
+            if not error.details.get("ended"):  # a stream ends as soon as the training does
+                log.warning("%s", error.message)
 
     def _push(self, columns: Columns, overdue: bool, waited_s: float, until: float) -> None:
         if overdue:  # the learner makes no room: keep the newest fragments for when it continues

@@ -233,6 +233,18 @@ def test_what_waits_for_room_at_the_end_is_counted_as_dropped(tmp_path):
     assert 0 < summary["replay_dropped.closed"] == rollout.collected.steps - summary["env_steps"]
 
 
+def test_a_stream_that_ends_with_the_training_is_no_warning(tmp_path, caplog):
+    made = Job(tmp_path, mode="non_blocking", size=64)
+    made.publish()
+    with made.rollout() as rollout:
+        until(lambda: rollout.collected.fragments >= 1, "it collects")
+        made.buffer.end()
+        ended = rollout.collected.fragments
+        until(lambda: rollout.collected.fragments >= ended + 2, "it has met the end")
+    assert rollout.error is None
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 def test_what_cannot_work_is_said_before_anything_starts(tmp_path):
     with pytest.raises(ConfigError, match=r"rollout 'games' \(NoGame-v7\): .*NoGame"):
         check_rollout(Job(tmp_path, env="NoGame-v7").spec)
