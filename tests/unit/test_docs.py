@@ -741,5 +741,5 @@ def test_template_shows_a_component_of_every_kind() -> None:
             assert field.is_required() or parts[name] == field.default or name == "module", name
     written = [part["kind"] for part in yaml.safe_load(text).values() if isinstance(part, dict) and "kind" in part]
     # A job with a door has no rollout: ppo_env.yaml shows that. CartPole has one player and nothing for a human:
-    # league/four.yaml has a league and a board.
-    assert {*written, *shown, "rollout", "league", "board"} == set(KINDS)
+    # league/four.yaml has a league and a board, game.yaml self-play.
+    assert {*written, *shown, "rollout", "league", "board", "self_play"} == set(KINDS)
