@@ -13,7 +13,7 @@ from brayx.console.documents import Document
 from brayx.jobs.progress import lost_of
 
 _FAILING, _LOSING = 0.5, 0.05
-"""Lost shares of the newest games from which a job fails, and from which it loses games."""
+"""Shares of lost games from which a job counts as failing, and as losing games."""
 _BEGINS_S = 30.0
 """Time that the first games may take."""
 _JUDGED_S = 120.0
@@ -25,17 +25,17 @@ _RISE = 0.02
 State = Literal["none", "starting", "learning", "stalled", "losing", "failing", "reached", "leading", "serving", "idle"]
 Curve = Sequence[tuple[float, float]]
 
-CONTINUES = "Mend the code at the place that the error names, and run the same command again: the training continues."
-RESTARTS = "Mend the code at the place that the error names, and start the service again."
+CONTINUES = "Fix the code where the error points, and run the same command again: the training continues."
+RESTARTS = "Fix the code where the error points, and start the service again."
 PROCESS = "The game's process ends by itself: run its command by hand, and read what it prints."
 WATCH = "Watch the newest failed game under Recordings, and read the game's own log."
 CONNECT = "Start a game that connects to one of the doors below."
-REFUSED = "The game sends something else than the job expects. The error's code is explained in docs/protocol.md."
-STALLED = "If the return can still rise: watch a recording, and read docs/learning.md. If not, stop the training."
+REFUSED = "The game does not send what the job expects. docs/protocol.md explains the error's code."
+STALLED = "If the return can still rise, read docs/guide-not-learning.md. If not, stop the training."
 ADVICE = (CONTINUES, RESTARTS, PROCESS, WATCH, CONNECT, REFUSED, STALLED)
 LOST = "{lost} of the last {total} games failed."
-UNHEARD = "No experience arrives, and {refused} requests were refused, most of them with the code {code}."
-NO_GAME = "No game plays, so there is nothing to learn from."
+UNHEARD = "No env steps arrive, and {refused} requests were refused, most of them with the code {code}."
+NO_GAME = "No game is playing, so there is nothing to learn from."
 BEGINS = "The first games are being played."
 REACHED = "The return has reached its target."
 LEVEL = "The return has not risen for {steps} env steps."
@@ -43,7 +43,7 @@ ROSE = "The return rose by {rise} in the last {steps} env steps."
 FELL = "The return fell by {fall} in the last {steps} env steps."
 LEADS = "{leader} leads with {points} points."
 SERVES = "{sessions} players, {ticks_per_s} ticks/s; half of the answers take {p50} ms, 99 % at most {p99} ms."
-IDLE = "Nobody plays now."
+IDLE = "No game is playing now."
 NO_JOB = "No job is running here."
 REASONS = (LOST, UNHEARD, NO_GAME, BEGINS, REACHED, LEVEL, ROSE, FELL, LEADS, SERVES, IDLE, NO_JOB)
 
@@ -124,7 +124,7 @@ def _lost(numbers: dict[str, float], errors: Sequence[str], mend: str) -> Verdic
 
 
 def _unfed(numbers: dict[str, float], up_s: float, sessions: int) -> VerdictDocument | None:
-    """A training that gets no experience; None: it gets some."""
+    """A training that gets no env steps; None: it gets some."""
     if up_s < _BEGINS_S or numbers.get("env_steps_per_s") or (sessions and numbers.get("env_steps")):
         return None
     refusals = {
