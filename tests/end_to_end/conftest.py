@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Iterator
 
@@ -34,6 +35,8 @@ def browser() -> Iterator[Browser]:
         pytest.skip("there is no chromium here: apt-get install chromium")
     expect.set_options(timeout=SHOWN_MS)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        # A job in this process has a TMPDIR of its own, maybe in that of a Ray: too long for Chromium's socket.
+        environment = {**os.environ, "TMPDIR": "/tmp"}
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], env=environment)
         yield browser
         browser.close()

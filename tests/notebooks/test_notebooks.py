@@ -101,7 +101,7 @@ def test_its_progress_is_one_picture_drawn_over(notebook: Any) -> None:
         output["data"]["text/html"]
         for cell in notebook.cells
         for output in cell.get("outputs", [])
-        if "env steps" in output.get("data", {}).get("text/html", "")
+        if re.search("return.*env steps", output.get("data", {}).get("text/html", ""), re.S)
     ]
     assert len(panels) == TRAININGS.get(notebook.metadata.name, 1)
 
