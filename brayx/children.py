@@ -287,11 +287,12 @@ class _Fork:
         (their_incoming, outgoing), (incoming, their_outgoing) = os.pipe(), os.pipe()
 
         def run() -> None:
-            os.setsid()  # also apart for a scheduler that shares cores by sessions: it would slow what waits for games
+            # Linux may share cores by session: in this process's, a busy child would slow the doors.
+            os.setsid()
             for number in systems.ENDING:
                 signal.signal(number, signal.SIG_DFL)
-            atexit._clear()  # what ends with this process does not end with the fork
-            os.close(outgoing)  # or it would never see this end closed
+            atexit._clear()  # the fork must not run this process's exit handlers
+            os.close(outgoing)  # otherwise the fork would never see this process close it
             os.close(incoming)
             _run(Channel(their_incoming, their_outgoing), words)
 

@@ -129,8 +129,8 @@ else:
         return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
     def can_fork() -> bool:
-        """Whether a fork of this process could run: it lacks all threads but one, whatever locks the others hold. The
-        frameworks of macOS have threads that Python does not know."""
+        """Whether a fork of this process would work. Only the forking thread continues in it, so locks that other
+        threads hold stay locked. On macOS, frameworks have threads that Python does not know."""
         return sys.platform == "linux" and threading.active_count() == 1
 
     def user() -> int:

@@ -98,10 +98,10 @@ def services_in_use() -> Services | None:
 
 
 def model_in_use(name: str) -> tuple[Services, Any]:
-    """The services in use, and a model of theirs by its component's name.
+    """The services in use, and their model of a component's name.
 
     Raises:
-        ConfigError: there is no such model, or none are in use.
+        ConfigError: there is no such model, or no services are in use.
     """
     services = _current()
     return services, _named("model", name, services.models)

@@ -190,10 +190,9 @@ class AgentActor(Actor):
         self._request = player.request or self._request  # in case the session moves
         self._delay = Delay(player.delay) if player.delay else None
         try:
-            if (
-                player.delay and isinstance(codec, ContractCodec) and codec.rows
-            ):  # rows of other ticks are other agents'
-                raise LeagueError(f"player {player.label!r} reacts late, and plays one agent: start a session for each")
+            # A delayed tick may have rows of other agents.
+            if player.delay and isinstance(codec, ContractCodec) and codec.rows:
+                raise LeagueError(f"player {player.label!r} reacts late, so it needs a session for each agent")
             self._failures = SessionFailures(player.services.recorder)
             report = None if player.report is None else self._report
             services = replace(player.services, report=report, keep=self._keep)

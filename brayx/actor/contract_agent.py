@@ -129,7 +129,7 @@ class ContractAgent(Agent):
         if rows is None:
             return
         if is_lost and episode[0].input.agents is not None and services is not None:
-            # Episodes that lack it end without a return, and the session's next ones with theirs.
+            # The lost part may belong to any running episode, so these get no return; later ones do.
             services.outcome.lost = ""
             self._episodes = {agent: _Episode(math.nan) for agent in {*self._episodes, *rows.agent.tolist()}}
         for piece in self._trajectories.cut(rows, done=done):
@@ -212,8 +212,7 @@ class ContractAgent(Agent):
 
 
 def _without_action(tick: Tick, before: Step) -> Step:
-    """The step of a tick whose rows have all ended, or of a stop; like ``before``, which may have another number of
-    rows."""
+    """The step of a stop, or of a tick whose rows have all ended: as ``before``, but with the tick's number of rows."""
     if tick.agents is None:
         return replace(before, obs=tick.obs or before.obs)
     count = len(tick.agents)
@@ -228,7 +227,7 @@ def _without_action(tick: Tick, before: Step) -> Step:
 
 
 def _spread(values: Any, tick: Tick) -> Any:
-    """Arrays of the rows that go on, as arrays of all rows: zeros in those that have ended."""
+    """Extends arrays of the rows that go on to all rows, with zeros for those that have ended."""
     acting = tick.acting
     if acting is None:
         return values

@@ -23,7 +23,7 @@ from brayx.gamecore.fields import check_names
 from brayx.strict_json import parse_json
 
 _MAX_OPENED = 64
-"""Starts that are kept with what they were parsed to."""
+"""Maximum number of parsed starts that are cached."""
 _MAX_START_BYTES = 2**16
 
 

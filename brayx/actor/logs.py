@@ -24,7 +24,7 @@ class SessionLog:
     why = ""
 
     def trace(self, traceparent: str) -> None:
-        """Takes the client's span, of which the ticks from now on are a part; it is not checked."""
+        """Sets the client's span, the parent of the ticks from now on; it is not checked."""
 
     def phase(self, name: str) -> None:
         """Marks the end of a phase of the running tick: ``decode``, then ``agents``; after that it is encoded."""

@@ -213,7 +213,7 @@ class Session:
         return QueueFull(f"session {self.id!r} has {waiting}")
 
     def move(self, park: Park) -> bool:
-        """Begins to hand the session over to another process; False: it is busy, or has been asked before."""
+        """Begins to hand the session over to another process; False: it is busy, or already being handed over."""
         if self.inbox or self.began or self._park is not None:
             return False
         self._park = park

@@ -16,11 +16,11 @@ from brayx.gamecore.contract_ticks import Tick
 from brayx.types import Fragment, Step
 
 GOES_ON, TERMINATED, TRUNCATED, BROKEN_OFF = range(4)
-"""How an agent's episode is after a row. The action of a row that ends one has no meaning."""
+"""State of an agent's episode after a row. In a row that ends the episode the action has no meaning."""
 
 
 def ends_of(tick: Tick, goes_on: int) -> Any:
-    """How the episodes of a tick's rows are after it, uint8; ``goes_on`` is for rows that have not ended."""
+    """State of each row's episode after a tick, uint8; ``goes_on`` for rows that have not ended."""
     return np.where(tick.terminated, TERMINATED, np.where(tick.truncated, TRUNCATED, goes_on)).astype(np.uint8)
 
 
@@ -32,7 +32,7 @@ class Rows:
         agent: number of each row's agent, int64.
         end: `GOES_ON`, `TERMINATED`, `TRUNCATED` or `BROKEN_OFF`, uint8.
         obs, action, log_prob, policy_version, extras: as in `Fragment`, ``[R, ...]``.
-        reward: since the agent's row before, float64.
+        reward: since the agent's previous row, float64.
         parts: the same by the game's names.
     """
 

@@ -85,7 +85,8 @@ class Routing(Ownership):
     async def park(self, session: str, snapshot: SessionSnapshot) -> None:
         """Hands a session over, see `Session.move`.
 
-        Repeated until the directory answers: it may have parked the session, which another replica may have by now.
+        Repeated until the directory answers. After a call without an answer the session may be parked already, and
+        another replica may own it by now.
         """
         while True:
             try:
@@ -186,9 +187,10 @@ class Routing(Ownership):
                 reply(answer)
 
     async def _give_to_peer(self, request: StepRequest, moving: Overloaded) -> bytes | BrayxError:
-        """Has a replica that stays take over a session that this one has parked, and answer its request.
+        """Passes a request to a replica that stays, which takes over the session that this one has parked.
 
-        The client would otherwise repeat it here until its connection ends. The sessions of a game go to one replica.
+        Otherwise the client would repeat the request here until its connection ends. Sessions of a game go to the same
+        replica.
 
         Args:
             request: a tick or stop.

@@ -82,8 +82,8 @@ def register_best(
 
 def behaviour_pool(trial: Trial, several: bool) -> str:
     """Name under which a trial's behaviour is registered: the project's, followed by the behaviour's if the project has
-    learned several. Another project may have that name, as `a-b` has of behaviour `b` of project `a`: then there are
-    two dashes.
+    learned several. If another project has that name, as project `a-b` has that of behaviour `b` of project `a`, two
+    dashes join them.
 
     Args:
         trial: the trial.
@@ -100,7 +100,7 @@ def behaviour_pool(trial: Trial, several: bool) -> str:
 
 
 def _is_of(entry: PoolEntry, project: str) -> bool:
-    """Whether a version is of a project; one of before 0.2 does not say of which."""
+    """Whether a version belongs to a project; versions from before 0.2 have no such tag, and count."""
     return entry.tags.get("project", project) == project
 
 

@@ -64,10 +64,12 @@ def _check_reward(job: JobConfig, actor: str) -> None:
     try:
         inspect.signature(reward).bind(None)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{place}: {config.reward} takes no tick: {error}; expected (tick)", key="reward") from None
+        raise ConfigError(
+            f"{place}: {config.reward} cannot be called with a tick: {error}; expected (tick)", key="reward"
+        ) from None
     for name in config.agents:
         if not issubclass(load(job.agents[name].module, job.agents[name].class_name, job.folder), ContractAgent):
-            raise ConfigError(f"{place}: {name} decides its own rewards: it is no ContractAgent", key="reward")
+            raise ConfigError(f"{place}: {name} is no ContractAgent, so it decides its own rewards", key="reward")
 
 
 def _check_hooks(job: JobConfig, trainer: str, module: str | None) -> None:

@@ -79,7 +79,7 @@ class JobConfig(BaseModel):
     behaviours: dict[str, dict[str, Any]] = {}
     """Options of single behaviours of the games, by name: their components, with the options that differ."""
     other_behaviours: Literal["learn", "refuse"] = "learn"
-    """What becomes of behaviours that ``behaviours`` does not name."""
+    """Whether behaviours that ``behaviours`` does not name are learned or refused."""
     tracking: TrackingConfig = TrackingConfig()
     """Where trials are kept: MLflow's ``uri``, or a mapping of options."""
 
@@ -283,8 +283,8 @@ def job_of(job: JobConfig, league: str, player: str) -> JobConfig:
 
 
 def merged_options(plain: Mapping[str, Any], overriding: Mapping[str, Any]) -> dict[str, Any]:
-    """Options, overridden by those of ``overriding``, mapping by mapping; those of another ``name``, as of another
-    algorithm, replace a mapping whole."""
+    """Merges ``overriding`` into options, mapping by mapping. A mapping with another ``name``, such as another
+    algorithm's, replaces the former one completely."""
     merged = dict(plain)
     for key, value in overriding.items():
         before = merged.get(key)

@@ -102,8 +102,10 @@ def export_layout(
 
 
 def export_behaviours(trial: Trial, layout: str, out: Path) -> Iterator[str]:
-    """Writes ``BEHAVIOUR.onnx`` for each behaviour of a trial that has ended: of its best checkpoint, if games enough
-    were played, else and after self-play of its newest. Trusts the trial's code, so it must be of this machine.
+    """Writes ``BEHAVIOUR.onnx`` for each behaviour of a trial that has ended.
+
+    It is the best checkpoint, or the newest if too few games were played or after self-play. Trusts the trial's code,
+    so the trial must be of this machine.
 
     Args:
         trial: the trial; further behaviours are its children.

@@ -31,9 +31,9 @@ _LOOK_S = 0.2
 _MOST_ERRORS = 100
 """Maximum number of different errors that are shown with the last lines of output."""
 _AGAIN_S = 60.0
-"""Time after which a line of brayx's own gamecores is said again; lines that differ in numbers alone are the same."""
+"""Time after which a line of brayx's own gamecores is shown again; lines that differ only in numbers are the same."""
 _OURS = re.compile(r"gamecore \d+: ")
-"""Begins the lines of brayx's own gamecores and bridges (`brayx.gamecore.games.say`)."""
+"""Prefix of the lines of brayx's own gamecores and bridges (`brayx.gamecore.games.say`)."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -56,7 +56,7 @@ class Gamecores:
         folder: working directory of the processes.
         failed: called with a line for each process that ended with a non-zero status, or could not be restarted.
         say: called once for each different error, with such a line and the last lines of the process's output; and for
-            the lines of brayx's own gamecores, which say little.
+            each line of brayx's own gamecores, which write only what a person must know.
 
     Attributes:
         restarts: number of restarts of processes that had ended by themselves.

@@ -41,9 +41,9 @@ _CLIP_END = 0.1
 """Clip range at the end of a linear ``epsilon_schedule``."""
 _DEMONSTRATIONS = "demonstrations"
 _EPOCHS = 1000
-"""How often demonstrations are read; the newest batches of them are kept, so more files than these come again."""
+"""How often demonstrations are read: files that do not fit into the buffer at once must be read again."""
 _FIT_VALUE = 0.5
-"""Before the first play the policy is cloned. A value that were not fitted meanwhile would undo that."""
+"""The policy is cloned before the first play. An unfitted value would then undo the cloning."""
 _BUILDS = ("", ".x86_64", ".x86", ".exe")
 _OLD = "a file from before ML-Agents 1.0 needs `python -m mlagents.trainers.upgrade_config` first"
 
@@ -146,8 +146,8 @@ class _Translation:
         return made
 
     def _behaviours(self) -> None:
-        """Converts the behaviours. Options that differ are those of each behaviour's own, the others the job's. Without
-        ``default_settings``, which those have that are not named, the job refuses them."""
+        """Converts the behaviours: common options become the job's, others each behaviour's own. Behaviours that are
+        not named learn by ``default_settings``; without these, the job refuses them."""
         default = self._mapping(("default_settings",))
         names = self._mapping(("behaviors",))
         places: list[Loc] = [("behaviors", name) for name in names] or [("default_settings",)]
@@ -172,7 +172,7 @@ class _Translation:
                 made.job["other_behaviours"] = "refuse"
 
     def _converted(self, values: Mapping[str, Any], loc: Loc, network: Mapping[str, Any]) -> dict[str, Any]:
-        """A behaviour's options of the job."""
+        """The job's options for one behaviour."""
         self._made.job = {}
         self._behaviour(merged_options(values, network), loc)
         return self._made.job
@@ -197,7 +197,7 @@ class _Translation:
             job["buffer.size"] = max(1, steps.buffer_size // steps.batch_size)
             job["buffer.samples_per_insert"] = steps.batch_size / steps.steps_per_update
             if network.memory is not None:
-                raise self._error((*loc, "network_settings", "memory"), "sac learns without a memory; ppo with one")
+                raise self._error((*loc, "network_settings", "memory"), "sac cannot learn with a memory; ppo can")
         else:
             buffer_size = behaviour.hyperparameters.buffer_size
             length = min(length, buffer_size, *([] if network.memory is None else [network.memory.sequence_length]))
@@ -213,10 +213,10 @@ class _Translation:
     def _cloning(self, cloning: CloningKeys, behaviour: PPOBehaviourKeys | SACBehaviourKeys, loc: Loc) -> None:
         """Makes the job imitate demonstrations beside its reinforcement: a source, its buffer, and `mixed`."""
         if isinstance(behaviour, SACBehaviourKeys):
-            raise self._error(loc, "sac learns without demonstrations; ppo with them")
+            raise self._error(loc, "sac cannot learn from demonstrations; ppo can")
         if behaviour.network_settings.memory is not None:
             raise self._error(
-                loc, "a demonstration does not have the policy's memory: leave network_settings.memory out"
+                loc, "demonstrations do not contain the policy's memory: leave network_settings.memory out"
             )
         job, length = self._made.job, self._made.job["buffer.unroll_length"]
         columns = max(1, round((cloning.batch_size or behaviour.hyperparameters.batch_size) / length))

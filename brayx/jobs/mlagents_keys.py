@@ -148,7 +148,7 @@ class CloningKeys(Section):
 
 
 class SelfPlayKeys(Section):
-    """``self_play``. Of both sides' steps, a ghost takes half."""
+    """``self_play``. ML-Agents counts the opponent's steps, which are half of all."""
 
     save_steps: Annotated[Count, To("self_play.snapshot_every")] = 20_000
     team_change: Annotated[Count | None, To("self_play.team_every")] = None

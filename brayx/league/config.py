@@ -109,7 +109,7 @@ class PlayerConfig(BaseModel):
             if options:
                 raise ValueError(f"{options[0]} is for players that learn, and role {self.role} does not")
         if self.against and not sum(self.against.values()):
-            raise ValueError("all shares of against are 0, so there is nobody to play")
+            raise ValueError("all shares of against are 0, so there is no opponent")
         if self.restart != "never" and self.role == "main":
             raise ValueError("restart is snapshot, and only an exploiter restarts, not role main")
         return self
@@ -261,5 +261,5 @@ class SelfPlayConfig(BaseModel):
     @classmethod
     def _plays_somebody(cls, against: dict[str, float]) -> dict[str, float]:
         if not sum(against.values()):
-            raise ValueError("all shares are 0, so there is nobody to play")
+            raise ValueError("all shares are 0, so there is no opponent")
         return against

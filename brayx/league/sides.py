@@ -1,8 +1,8 @@
 """Sides: which team of a game plays with which version, in self-play. Pure; knows nothing of weights or agents.
 
 All games that begin in the same stretch have the same sides: one team learns, and one opponent plays all others. After
-`SelfPlayConfig.swap_every` steps the next stretch begins with another opponent. So nobody needs to know which agents of
-a scene play against each other. Sessions whose ids name their game have the sides of its first session.
+`SelfPlayConfig.swap_every` steps the next stretch begins with another opponent. So it does not matter which agents of a
+scene play against each other. Sessions whose ids name their game have the sides of its first session.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Stretch:
 
     Attributes:
         learning: the team that learns.
-        player: plays it: the learner, or in a stretch of the gate a member whose result is wanted.
+        player: plays that team: the learner, or in a stretch of the gate the member that is judged.
         opponent: plays all other teams.
         learns: whether the games are learned from; false: they are for the gate.
     """

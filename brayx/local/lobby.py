@@ -44,7 +44,7 @@ _END_S = 2.0
 MAX_BEHAVIOURS = 16
 """Maximum number of behaviours in a job: each has a network and a learner of its own. Refused ones do not count."""
 MAX_CONTRACTS = 64
-"""Maximum number of contracts for which a job begins a learner, those that it then refuses included: each of them has a
+"""Maximum number of contracts for which a job starts a learner, including those that it then refuses: each makes a
 trial."""
 
 
@@ -224,7 +224,7 @@ class Lobby:
         if self._taken >= MAX_CONTRACTS:
             raise BadBody(
                 f"behaviour is {name!r:.80}, and this job has begun to learn {MAX_CONTRACTS} contracts, most of which "
-                "it refused: mend the game and start the job again",
+                "it refused: fix the game and start the job again",
                 field="behaviour",
             )
         check_parameters(contract, self.job.of_behaviour(name).as_dict())

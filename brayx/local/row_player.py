@@ -27,7 +27,7 @@ _NOT_LEARNED = -1
 
 
 class Stretches(Protocol):
-    """The part of a behaviour's self-play that knows the sides."""
+    """The sides of a behaviour's self-play, as a player needs them."""
 
     def stretch(self) -> Stretch | None:
         """The sides of games that begin now; None: there are none yet, and all agents learn."""
@@ -39,7 +39,7 @@ class Stretches(Protocol):
         """Counts a game that has ended."""
 
     def count_steps(self, steps: int) -> None:
-        """Counts agents' steps that no buffer counts."""
+        """Counts the steps of agents that do not learn, which no buffer counts."""
 
 
 class RowPlayer:

@@ -46,7 +46,7 @@ class LocalTrainee:
         layout: layout of the model's observations and actions.
         clerk: writes its trial.
         acts: make an acting model, for an actor's sessions.
-        child: the learner's process, from `learner_child`; if that was started early.
+        child: the learner's process, from `learner_child`, if it was started early.
 
     Attributes:
         config: options of its trainer.

@@ -70,7 +70,7 @@ class Recorder:
         self._listeners.append(listener)
 
     def listen_apart(self, own: Callable[[Drained], None], included: Callable[[Drained], None]) -> None:
-        """As `listen`, but the samples of recorders that are included by now go to another listener."""
+        """As `listen`, but samples of the recorders included so far go to ``included``."""
         self._own_listeners.append(own)
         for other in self._included:
             other.listen(included)

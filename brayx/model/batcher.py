@@ -150,8 +150,8 @@ class Batcher(Generic[Row, Result]):
         return result
 
     def at_once(self, row: Row, key: Hashable = None) -> Result | None:
-        """The result of a row that is a whole call, computed now; None: others wait or run, or such a call takes too
-        long for the event loop, so `submit` it.
+        """Computes a row as a call of its own, at once. None: other rows wait or run, or such a call would hold up the
+        event loop for too long; then use `submit`.
 
         Raises:
             Exception: what ``run`` raised.

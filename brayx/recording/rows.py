@@ -1,6 +1,6 @@
-"""Converts recorded sessions of several agents to fragments: by the bodies, which have a row for each agent.
+"""Converts recorded sessions of several agents to fragments, from the bodies, which have a row for each agent.
 
-What the agents set is no help: the number of rows may vary from tick to tick, so those arrays may not be recorded.
+Arrays that the agents set cannot be used: the number of rows varies from tick to tick, so they may not be recorded.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
     row = page.get_by_role("cell", name="recorded", exact=True)
     expect(row).to_be_visible()
     page.get_by_label("Session or game").fill("bot-*")
-    expect(page.get_by_text(re.compile("^No recording is like that"))).to_be_visible()
+    expect(page.get_by_text(re.compile("^No recording matches"))).to_be_visible()
     expect(row).to_be_hidden()
     page.get_by_label("Session or game").fill("rec*")
     row.click()

@@ -44,8 +44,8 @@ _CLOSE_SERVICE_RESTART = 1012
 _MAX_REASON_BYTES = 123
 _TIMEOUT_STATUS = 408
 _EARLY_MESSAGES, _EARLY_BYTES = 64, 65_536
-"""Most messages, and about the most bytes, that are read while a start waits: to see that the client leaves, the door
-has to read what it has sent before."""
+"""Maximum messages, and about the maximum bytes, that are read while a start waits: the door notices that the client
+leaves only after it has read what the client sent before."""
 _FIELDS = ("session", "key", "time", "token", "seq", "opponent", "record", "traceparent")
 
 

@@ -25,7 +25,7 @@ CHINESE: dict[str, str] = {
     "Loading …": "载入中 …",
     "Below is its last answer, of {time}.": "下面是它在 {time} 的最后一次回答。",
     "Cancel": "取消",
-    "The job has ended, or its console cannot be reached. `brayx console` shows what is kept of it.": (
+    "The job has ended, or its console cannot be reached. `brayx console` shows what it has saved.": (
         "任务已结束，或者无法连接它的控制台。`brayx console` 可以查看保存下来的内容。"
     ),
     "{n} d": "{n} 天",
@@ -146,7 +146,7 @@ CHINESE: dict[str, str] = {
     "It has no result yet.": "它还没有成绩。",
     "It passes its league's gate: {reason}.": "它通过了联赛的关卡：{reason}。",
     "It fails its league's gate: {reason}.": "它没有通过联赛的关卡：{reason}。",
-    "Its league's gate cannot be asked: {why}": "无法询问联赛的关卡：{why}",
+    "Its league's gate cannot be checked: {why}": "无法检查联赛的关卡：{why}",
     "The running job has no `canary`, so no session gets the candidate.": (
         "正在运行的任务没有设置 `canary`，所以没有会话会用到候选版本。"
     ),
@@ -179,7 +179,7 @@ CHINESE: dict[str, str] = {
     "Nothing is recorded yet. A component `kind: recording` in the job records its sessions.": (
         "还没有录像。在任务里加一个 `kind: recording` 的组件，就会录下会话。"
     ),
-    "No recording is like that. An id may have *: 4f1c* finds those that begin so.": (
+    "No recording matches. An id may contain *: 4f1c* finds those that begin with 4f1c.": (
         "没有这样的录像。会话名可以带 *：4f1c* 会找到以它开头的会话。"
     ),
     "{count} in {folder}": "{folder} 中共 {count} 个",
@@ -201,7 +201,7 @@ CHINESE: dict[str, str] = {
     "The first {shown} of {count} actions.": "{count} 个动作中的前 {shown} 个。",
     "Download:": "下载：",
     "play": "播放",
-    "← → a tick, shift ten; Page keys a hundred; Home, End; space plays.": (
+    "← → move by a tick, with Shift by ten, Page keys by a hundred; Home, End; space plays.": (
         "← → 移动一个 tick，加 Shift 移动十个；Page 键移动一百个；Home、End 到两端；空格播放。"
     ),
     "Curves": "曲线",
@@ -296,7 +296,7 @@ CHINESE: dict[str, str] = {
     "comparing": "正在比较",
     "done": "已完成",
     "This tick was left out of the comparison.": "这个 tick 没有参与比较。",
-    "It has no `logits`, or too many for all ticks.": "它没有 `logits`，或者数量太多。",
+    "It has no `logits`, or too many to keep them for every tick.": "它没有 `logits`，或者数量太多。",
     "the same action": "动作相同",
     "another action": "动作不同",
     "{version}: action {action}": "{version}：动作 {action}",

@@ -232,7 +232,7 @@ class Compare:
                 text = tr("{version}: action {action}", version=_short(self._query[name]), action=chosen.action)
                 text += "" if chosen.value is None else ", " + tr("value {value}", value=number(chosen.value))
                 ui.label(text).classes("font-semibold").mark(f"compared-{name}")
-                bars = ActionBars(tr("It has no `logits`, or too many for all ticks."), _COLOURS[name])
+                bars = ActionBars(tr("It has no `logits`, or too many to keep them for every tick."), _COLOURS[name])
                 bars.show(chosen.probabilities, chosen.action)
             verdict = tr("the same action") if tick.equal else tr("another action")
             ui.label("; ".join([verdict, *([] if tick.kl is None else [f"KL {number(tick.kl)}"])])).classes(MUTED)

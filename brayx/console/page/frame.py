@@ -101,7 +101,7 @@ def frame(title: str, connect: Connect) -> Iterator[ApiCaller]:
     request = ui.context.client.request
     caller = ApiCaller(connect(request.headers.get("authorization", "")))
     ui.page_title(f"{tr(title)} - brayx console")
-    ended = tr("The job has ended, or its console cannot be reached. `brayx console` shows what is kept of it.")
+    ended = tr("The job has ended, or its console cannot be reached. `brayx console` shows what it has saved.")
     ui.add_head_html(_STYLE + _END.replace("TEXT", json.dumps(ended)))
     ui.add_body_html(_FIRST.replace("TITLE", tr(title)))
     ui.colors(primary="#0072b2", positive="#00805f", negative="#c2410c", warning="#b45309")

@@ -190,7 +190,7 @@ class _Model:
         try:
             gate: GateDocument = await self._caller.get(GateDocument, "/api/league/gate", **query)
         except BrayxError as error:
-            return "⚠ " + tr("Its league's gate cannot be asked: {why}", why=sentence(error.message))
+            return "⚠ " + tr("Its league's gate cannot be checked: {why}", why=sentence(error.message))
         if gate.passed:
             return tr("It passes its league's gate: {reason}.", reason=gate.reason)
         return "⚠ " + tr("It fails its league's gate: {reason}.", reason=gate.reason)

@@ -89,7 +89,7 @@ class _Recordings:
     def _build(self, _: RecordingsDocument) -> Callable[[RecordingsDocument], None]:
         about = ui.label().classes(MUTED).mark("about")
         nothing = empty(tr("Nothing is recorded yet. A component `kind: recording` in the job records its sessions."))
-        none = empty(tr("No recording is like that. An id may have *: 4f1c* finds those that begin so."))
+        none = empty(tr("No recording matches. An id may contain *: 4f1c* finds those that begin with 4f1c."))
         rows = Listing[RecordingDocument](
             "id", recording_columns(), lead="Return", link=lambda recording: f"/recordings/{recording.id}"
         )
@@ -166,9 +166,9 @@ class _Recorded:
                 self._slider = ui.slider(min=0, max=1, step=1, value=0)
                 self._slider.props(f'label aria-label="{tr("tick")}" instant-feedback').classes("grow")
                 self._slider.on_value_change(lambda event: self._go(int(event.value)))
-            ui.label(tr("← → a tick, shift ten; Page keys a hundred; Home, End; space plays.")).classes(
-                f"text-xs {MUTED}"
-            )
+            ui.label(
+                tr("← → move by a tick, with Shift by ten, Page keys by a hundred; Home, End; space plays.")
+            ).classes(f"text-xs {MUTED}")
             self._tick = TickView()
             heading(tr("Curves"))
             self._choice = ui.select([], multiple=True, on_change=self._draw).props("dense outlined use-chips")

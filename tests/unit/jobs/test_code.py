@@ -77,7 +77,7 @@ def test_a_module_that_raises_is_reported_with_its_key(file: Path) -> None:
     ("options", "message"),
     [
         ({"actor.reward": "MODULE.shapd"}, "actor.reward: .*'shapd'; nearest is 'shaped'"),
-        ({"actor.reward": "MODULE.build_model"}, "actor.reward: .*build_model takes no tick: .* expected .tick."),
+        ({"actor.reward": "MODULE.build_model"}, "actor.reward: .*build_model cannot be called with a tick: "),
         ({"actor.reward": "MODULE.shaped", "agent.class": "Agent"}, "actor.reward: agent .* no ContractAgent"),
         ({"actor.reward": "shaped"}, 'actor.reward: .*"shaped".* module.function'),
         ({"actor.reward": "MODULE.shaped", "actor.serialize": "json"}, "actor.reward: .* serialize is not contract"),

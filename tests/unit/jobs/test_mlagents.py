@@ -137,7 +137,7 @@ def test_sac(tmp_path: Path) -> None:
     expected = {"name": "sac", "tau": 0.01, "alpha_initial": 0.5, "learning_rate_schedule": "constant"}
     assert algorithm.model_dump(include=set(expected)) == expected
     assert "save_replay_buffer: a resumed run fills a new buffer" in options.notes[0]
-    with pytest.raises(ConfigError, match="sac learns without a memory"):
+    with pytest.raises(ConfigError, match="sac cannot learn with a memory"):
         read(tmp_path, SAC.replace("    max_steps", "    network_settings: {memory: {}}\n    max_steps"))
 
 
@@ -320,7 +320,7 @@ def test_one_of_several_behaviours_imitates(tmp_path: Path) -> None:
         ("behaviors: {A: {behavioral_cloning: {strength: 1}}}", "behavioral_cloning.demo_path: "),
         (
             "behaviors: {A: {trainer_type: sac, behavioral_cloning: {demo_path: a.demo}}}",
-            "behavioral_cloning: sac learns without demonstrations",
+            "behavioral_cloning: sac cannot learn from demonstrations",
         ),
         (
             "behaviors: {A: {behavioral_cloning: {demo_path: a.demo}, network_settings: {memory: {}}}}",
