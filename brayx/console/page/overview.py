@@ -26,7 +26,7 @@ _STATES: dict[State, tuple[str, str]] = {
     "starting": ("It begins", "blue"),
     "learning": ("It is learning", "green"),
     "stalled": ("It does not get better", "amber"),
-    "losing": ("It loses games", "amber"),
+    "losing": ("Some games fail", "amber"),
     "failing": ("It fails", "red"),
     "reached": ("It has reached its target", "green"),
     "leading": ("{leader} leads", "green"),
