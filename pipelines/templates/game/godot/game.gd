@@ -79,7 +79,7 @@ func play() -> void:
 		start()
 
 
-# What the agent is told: the reward since the last tick, how the game ended, the observation.
+# The body of a tick or a stop: the reward since the last tick, how the game ended, the observation.
 func body(flags: int) -> PackedByteArray:
 	var data := StreamPeerBuffer.new()
 	data.put_float(reward)

@@ -71,7 +71,7 @@ public class Walk : MonoBehaviour
         return (float)random.NextDouble() * 2 - 1;
     }
 
-    // What the agent is told: the reward since the last tick, how the game ended, the observation. Little-endian.
+    // The body of a tick or a stop: the reward since the last tick, how the game ended, the observation. Little-endian.
     byte[] Body(int flags)
     {
         var stream = new MemoryStream();
