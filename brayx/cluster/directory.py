@@ -41,7 +41,7 @@ logger = limited(__name__)
 _REMEMBERED_ENDS = 65536
 MAX_SNAPSHOT_BYTES = 1024 * 1024
 MAX_SNAPSHOTS_BYTES = 512 * 1024 * 1024
-INTERFACE = 4
+INTERFACE = 5
 """Version of the directory's methods and replies, and of the sessions' snapshots that it keeps. The actor outlives its
 replicas, and so an update of brayx."""
 PARKED = "parked"
