@@ -44,11 +44,10 @@ def row_fragments(episode: Recording) -> Iterator[Fragment]:
     """
     try:
         bodies = RowBodies(Contract.parse(json.loads(episode.start)))
-        trajectories, waiting = Trajectories(), list[Rows]()
+        trajectories, waiting, expected = Trajectories(), list[Rows](), 0
         for first in range(0, len(episode), BLOCK_ROWS):
             block = episode.read(first, min(BLOCK_ROWS, len(episode) - first), [])
             ticks = zip(block.number.tolist(), block.event, texts(block.input), texts(block.output), strict=True)
-            expected = int(block.number[0])
             for number, event, body, reply in ticks:
                 if number != expected or "skipped" in event:
                     yield from _cut(trajectories, waiting, done=False)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import brayx.recording.rows
 from brayx.errors import ConfigError
 from brayx.recording import dataset
 from brayx.recording.comparison import NotCompared, compare
@@ -24,8 +25,10 @@ from tests.unit.recording.demonstrations import save
 CONTRACTS = {"discrete": DISCRETE, "continuous": CONTINUOUS, "hybrid": HYBRID}
 
 
-async def recorded(folder: Path, kind: str, *, stop: dict[str, Any] | None = None, **events: str) -> list[Fragment]:
-    """Records a played session; returns the fragments that its agents pushed."""
+async def recorded(
+    folder: Path, kind: str, *, stop: dict[str, Any] | None = None, gap: int | None = None, **events: str
+) -> list[Fragment]:
+    """Records a played session, without the number ``gap``; returns the fragments that its agents pushed."""
     game = Game(CONTRACTS[kind], SeeingRows(kind))
     bodies: list[tuple[bytes, bytes]] = []
     answer = game.actor.tick
@@ -41,9 +44,10 @@ async def recorded(folder: Path, kind: str, *, stop: dict[str, Any] | None = Non
     last = b"" if stop is None else json.dumps(stop).encode()
     await game.actor.stop(last)
     await game.actor.on_end("stop")
+    numbers = [number for number in range(len(bodies) + 1) if number != gap][: len(bodies)]
     ticks = [
         Tick(number, 0.1 * number, 0.0, body, reply, {}, events.get(f"at_{number}", ""))
-        for number, (body, reply) in enumerate(bodies)
+        for number, (body, reply) in zip(numbers, bodies, strict=True)
     ]
     ticks[-1] = ticks[-1]._replace(stop=last)
     save(folder, "a", ticks, start=json.dumps({**game.contract, "rows": True}), end="stop")
@@ -79,6 +83,17 @@ async def test_they_are_cut_where_an_action_did_not_reach_the_game(tmp_path: Pat
     seen = sorted(fragment.obs["side"][:, 1].tolist() for fragment in dataset(tmp_path))
     assert [0.0, 2.0] not in seen, "what followed tick 1 was not the agent's doing"
     assert [4.0, 5.0, 6.0, 7.0] in seen
+
+
+@pytest.mark.parametrize("block_rows", [4, 1024])
+async def test_they_are_cut_where_a_number_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_rows: int
+) -> None:
+    monkeypatch.setattr(brayx.recording.rows, "BLOCK_ROWS", block_rows)
+    await recorded(tmp_path, "discrete", gap=4)
+    seen = [fragment.obs["side"][:, 1].tolist() for fragment in dataset(tmp_path)]
+    assert [4.0, 5.0] in seen
+    assert not any({5.0, 6.0} <= {*side} for side in seen), "the number between them is missing"
 
 
 async def test_a_session_whose_start_has_no_contract_is_refused(tmp_path: Path) -> None:
