@@ -38,7 +38,7 @@ from brayx.spaces import MASK
 from brayx.strict_json import parse_json
 
 MAX_ROWS = 4096
-"""Maximum number of rows of a tick, less if the contract's observations are large; and of agents of a session."""
+"""Maximum number of rows of a tick, less if its observations or choices are many; and of agents of a session."""
 _FIELDS = ("agent", "obs", "reward", "mask", "terminated", "truncated", *EXTRAS)
 _HEAD = struct.Struct("<HB")
 _LARGEST = float(np.finfo(np.float32).max)
@@ -55,8 +55,8 @@ class RowBodies(ContractBodies):
         super().__init__(contract)
         self._columns = {spec.name: _ObservationRows(spec) for spec in contract.observations}
         values = sum(math.prod(spec.shape) for spec in contract.observations)
-        self._max_rows = min(MAX_ROWS, MAX_VALUES // max(values, 1))
         self._choices = sum(contract.sizes)
+        self._max_rows = min(MAX_ROWS, MAX_VALUES // max(values, self._choices, 1))
         self._fields = {part.name: f"f{index}" for index, part in enumerate(contract.actions)}
         self._row = np.dtype(
             [
@@ -235,7 +235,12 @@ class RowBodies(ContractBodies):
     def _read_agents(self, value: Any) -> np.ndarray:
         if value is None:
             raise BadBody("agent is missing, expected the number of each row's agent", field="agent")
-        agents = np.frombuffer(value, "<i4") if isinstance(value, bytes) else np.asarray(value)
+        if isinstance(value, bytes) and len(value) % 4:
+            raise BadBody(f"agent has {len(value)} bytes, expected 4 for each row", field="agent")
+        try:
+            agents = np.frombuffer(value, "<i4") if isinstance(value, bytes) else np.asarray(value)
+        except ValueError:  # lists of different lengths, which the check below refuses
+            agents = np.empty(0)
         if agents.dtype.kind not in "iu":
             agents = array_of(value, "agent", np.int64)
         if agents.ndim != 1 or not 0 < len(agents) <= self._max_rows:

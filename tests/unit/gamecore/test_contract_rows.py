@@ -148,6 +148,13 @@ def test_what_does_not_fit_is_refused_by_field_and_row(change: dict[str, Any], m
         rows_of("json", SMALL).decode(json.dumps(document).encode())
 
 
+def test_agents_that_are_no_numbers_are_refused() -> None:
+    for encoding, agent in (("json", [[1], [2, 3]]), ("msgpack", [[1], [2, 3]]), ("msgpack", b"\0\0\0")):
+        dumps: Any = msgpack.packb if encoding == "msgpack" else lambda document: json.dumps(document).encode()
+        with pytest.raises(BadBody, match=r"^agent (is lists of different lengths|has 3 bytes)"):
+            rows_of(encoding, SMALL).decode(dumps({"agent": agent, "obs": {"vector": [[0, 1], [2, 3]]}}))
+
+
 def test_packed_rows_are_refused_at_each_length_and_with_unknown_flags() -> None:
     rows = rows_of("packed")
     body = rows.encode_rows([3, 4], {name: [OBS[name], OTHER[name]] for name in OBS}, mask={"dash": [[1, 1], [0, 1]]})
@@ -174,3 +181,15 @@ def test_rows_of_large_observations_are_bounded() -> None:
     )
     with pytest.raises(BadBody, match="agent has 3 rows, expected 1 to 2"):
         RowBodies(large).encode_rows([1, 2, 3], [[], [], []])
+
+
+def test_rows_of_many_choices_are_bounded() -> None:
+    many = Contract.parse(
+        {
+            "contract": 1,
+            "observations": {"vector": {"shape": [1]}},
+            "actions": {"push": {"kind": "discrete", "size": 65535}},
+        }
+    )
+    with pytest.raises(BadBody, match="agent has 257 rows, expected 1 to 256"):
+        RowBodies(many).encode_rows(range(257), [[0]] * 257)
