@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -303,8 +304,9 @@ def _rewards(inputs: Sequence[bytes]) -> list[float]:
     bodies = map(body_of, inputs)
     rewards = [body.get("reward") if isinstance(body, dict) else None for body in bodies]
     numbers = [
-        float(reward) if isinstance(reward, int | float) and math.isfinite(reward) else None for reward in rewards
-    ]
+        float(reward) if isinstance(reward, int | float) and abs(reward) <= sys.float_info.max else None
+        for reward in rewards
+    ]  # no float holds a larger int, and no NaN is below it
     return [number or 0.0 for number in numbers] if any(number is not None for number in numbers) else []
 
 

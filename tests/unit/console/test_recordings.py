@@ -16,13 +16,20 @@ from tests.recorded import Tick, columns_of
 
 
 async def test_rewards_in_the_games_bodies_are_a_curve(tmp_path: Path, tracking_db: str) -> None:
-    bodies = (b'{"obs": [1]}', b'{"reward": 1}', b"no json", b'{"reward": 0.5}', b'{"reward": "much"}')
+    bodies: tuple[bytes, ...] = (
+        b'{"obs": [1]}',
+        b'{"reward": 1}',
+        b"no json",
+        b'{"reward": 0.5}',
+        b'{"reward": "much"}',
+    )
+    bodies = (*bodies, b'{"reward": NaN}', b'{"reward": 1' + b"0" * 400 + b"}")
     ticks = [Tick(number, 0.0, 0.0, body, b"", {}) for number, body in enumerate(bodies)]
     Folder(str(tmp_path), 10**9).write([SessionPart("a", "a", 0.0, 0, len(ticks))], columns_of(ticks))
     transport = httpx.ASGITransport(create_app(Source(tracking_db, recordings=str(tmp_path))))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         curves = (await client.get("/api/recordings/a/curves")).json()
-    assert curves == {"ticks": [0, 1, 2, 3, 4], "curves": {"reward": [0.0, 1.0, 0.0, 0.5, 0.0]}}
+    assert curves == {"ticks": [*range(7)], "curves": {"reward": [0.0, 1.0, 0.0, 0.5, 0.0, 0.0, 0.0]}}
 
 
 async def test_recordings_are_listed_by_pages_and_selected(tmp_path: Path, tracking_db: str) -> None:
