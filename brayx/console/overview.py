@@ -11,9 +11,11 @@ from brayx.console.documents import Document, number_of
 from brayx.console.source import Source
 from brayx.console.trials import thinned
 from brayx.console.verdict import NO_JOB, VerdictDocument, verdict_of_service, verdict_of_training
+from brayx.errors import ConfigError
 from brayx.jobs.progress import dropped_line, losses_of_recordings
 from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.tracking import PoolEntry, Trial, aliases
+from brayx.tracking.curves import curve
 from brayx.tracking.registry import versions
 from brayx.urls import missing_database
 
@@ -142,18 +144,18 @@ def routes(source: Source) -> APIRouter:
         if job.mode == "serve":
             verdict = verdict_of_service(job.numbers, job.errors, job.sessions)
             return OverviewDocument(verdict=verdict, champion=champion, newest=newest)
-        curve = _curve(source, job.run_id, RETURN_CHART)
+        returns = _curve(source, job.run_id, RETURN_CHART)
         means = _curve(source, job.run_id, CHARTS["episode_return"])
         verdict = verdict_of_training(
             job.numbers,
             job.errors,
-            curve,
+            returns,
             up_s=job.up_s,
             sessions=job.sessions,
             num_steps=job.num_steps,
             target=job.target_return,
         )
-        return OverviewDocument(verdict=verdict, curve=curve, means=means, champion=champion, newest=newest)
+        return OverviewDocument(verdict=verdict, curve=returns, means=means, champion=champion, newest=newest)
 
     return router
 
@@ -186,8 +188,13 @@ def _arms(numbers: Mapping[str, float]) -> list[ArmDocument]:
 
 
 def _curve(source: Source, run_id: str, chart: str) -> list[tuple[float, float]]:
-    """A curve of the trial; empty: MLflow has none yet."""
-    return [*thinned(Trial.attach(source.uri, run_id).history(chart))] if run_id else []
+    """A curve of the trial over env steps, whatever its ``x_axis``; empty: MLflow has none yet."""
+    if not run_id:
+        return []
+    try:
+        return thinned(curve(Trial.attach(source.uri, run_id), chart, "env_steps"))
+    except ConfigError:
+        return []
 
 
 def _versions(source: Source) -> tuple[RatedDocument | None, RatedDocument | None]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Query
@@ -16,6 +17,7 @@ from brayx.metrics.charts import CHARTS
 from brayx.tracking.trials import trials as newest_trials
 
 _MAX_CURVES = 20
+_Step = TypeVar("_Step", bound=float)
 
 
 class TrialDocument(Document):
@@ -95,7 +97,7 @@ def routes(source: Source) -> APIRouter:
     return router
 
 
-def thinned(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+def thinned(points: Sequence[tuple[_Step, float]]) -> list[tuple[_Step, float]]:
     """Finite points of a curve, at most `MAX_POINTS`, evenly chosen; the last one is kept."""
     finite = [(step, value) for step, value in points if np.isfinite(value)]
     every = -(-len(finite) // MAX_POINTS) or 1

@@ -79,7 +79,7 @@ def verdict_of_training(
 
     Args:
         numbers, errors: as in `brayx.console.overview.JobDocument`.
-        curve: ``(env steps, mean return)``.
+        curve: ``(env steps, mean return)``, in order.
         up_s: seconds since it began.
         sessions: running sessions.
         num_steps: env steps at which it ends; None: unknown.
@@ -152,7 +152,7 @@ def _trend(numbers: dict[str, float], curve: Curve, up_s: float, target: float |
     mean = numbers.get("episode_return.last100", math.nan)
     if target is not None and mean >= target:
         return VerdictDocument(state="reached", reason=REACHED)
-    if len(curve) < 2:
+    if len(curve) < 2 or curve[0][0] == curve[-1][0]:
         return VerdictDocument(state="starting", reason=BEGINS)
     (first, _), (last, newest) = curve[0], curve[-1]
     early = [value for step, value in curve if step <= first + (last - first) * 2 / 3]

@@ -49,6 +49,10 @@ def test_a_target_that_is_reached_and_games_that_have_just_begun() -> None:
     assert judged({"env_steps": 10.0, "env_steps_per_s": 5.0}, [], up_s=3.0).state == "starting"
 
 
+def test_points_at_one_number_of_env_steps_say_nothing_yet() -> None:
+    assert judged(PLAYED, [(0.0, 1.0)] * 20).state == "starting"
+
+
 def test_failing_games_come_before_everything_else() -> None:
     failing = judged(PLAYED | FAILED, RISING, errors=["40 errors in on_tick; the newest: KeyError"], target=1.0)
     assert (failing.state, failing.reason, failing.advice) == ("failing", verdict.LOST, verdict.CONTINUES)
