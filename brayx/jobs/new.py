@@ -71,6 +71,8 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
     Raises:
         ConfigError: no such template, a name that no module can have, or a folder that already exists.
     """
+    from brayx.jobs.document import value_of
+
     if template not in KINDS:
         raise ConfigError(f"template is {template!r}, expected one of {', '.join(KINDS)}", key="template")
     # Python normalises identifiers to NFKC, so a module with any other name could not be imported.
@@ -83,6 +85,8 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
         )
     if name == "test":
         raise ConfigError("name is 'test', and pytest would take test_game.py for tests: choose another", key="name")
+    if (read := value_of(name)) != name:
+        raise ConfigError(f"name is {name!r}, which YAML takes for {read}: choose another", key="name")
     folder = Path(parent, name)
     try:
         folder.mkdir(parents=True)

@@ -106,6 +106,7 @@ def test_its_own_quick_tests_pass_without_a_warning(tmp_path: Path) -> None:
         ("ﬁsh", "rl", "expected at most 50 small letters"),
         ("球" * 51, "rl", "expected at most 50 small letters"),
         ("test", "rl", "pytest would take test_game.py for tests"),
+        *((name, template, "takes for") for name in ("on", "no", "null", "true") for template in ("rl", "js")),
         ("pong", "dqn", "template is 'dqn', expected one of rl, imitation, mixed"),
     ],
 )
