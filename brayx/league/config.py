@@ -229,7 +229,9 @@ class SelfPlayConfig(BaseModel):
     snapshot_every: Annotated[int, Field(ge=1)] = 20_000
     """Env steps after which the weights are frozen, to play as an opponent."""
     swap_every: Annotated[int, Field(ge=1)] = 4_000
-    """Steps of all teams after which another opponent is drawn."""
+    """Steps of all teams after which another opponent is drawn. With sessions of several agents it waits until as
+    many episodes have begun and ended as the learning team has agents, at most 20 times as long: raise it if none
+    does."""
     team_every: Annotated[int, Field(ge=1)] = 100_000
     """Env steps after which another team learns."""
     against: dict[Literal["latest", "uniform", "pfsp", "champion"], Annotated[float, Field(ge=0)]] = {

@@ -2,7 +2,8 @@
 
 All games that begin in the same stretch have the same sides: one team learns, and one opponent plays all others. After
 `SelfPlayConfig.swap_every` steps the next stretch begins with another opponent. So it does not matter which agents of a
-scene play against each other. Sessions whose ids name their game have the sides of its first session.
+scene play against each other. Sessions whose ids name their game have the sides of its first session. Sessions of
+several agents change their player with the stretch, and only whole episodes count, so a stretch waits for these.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from brayx.league.member import Member
 
 MAX_TEAMS = 64
 """Maximum number of teams of a behaviour."""
+MAX_SWAPS = 20
+"""A stretch waits for episodes until it has lasted as many times `SelfPlayConfig.swap_every`."""
 
 _OPPOSITE = {"win": "loss", "loss": "win", "draw": "draw"}
 
@@ -88,6 +91,7 @@ class Sides:
         teams: the teams that games have named.
         steps: agents' steps so far; the caller counts them.
         env_steps: of the learner; the caller sets them.
+        warning: what to say once about the options; empty: nothing.
 
     Args:
         config: the options.
@@ -97,9 +101,17 @@ class Sides:
         self._config = config
         self.teams: set[int] = set()
         self.steps = self.env_steps = 0
+        self.warning = ""
         self._stretch: Stretch | None = None
-        self._until = 0
+        self._turn = self._began_at = 0
+        self._episodes = 0
+        """Episodes of the learning team's agents that have begun and ended in the stretch."""
+        self._agents: dict[str, int] = {}
+        """Agents of each session that has several."""
         self._teams: dict[str, int] = {}
+        """Team of each session that runs."""
+        self._seen: set[int] = set()
+        """Teams that have had a session in the stretch."""
         self._running: dict[str, _Running] = {}
 
     def name_team(self, session: str, team: int) -> None:
@@ -113,6 +125,7 @@ class Sides:
                 f"team is {team}, and the behaviour has {MAX_TEAMS} teams, the most it can have", field="team"
             )
         self.teams.add(team)
+        self._seen.add(team)
         self._teams[session] = team
 
     def assign(self, game: str, session: str, draw: Callable[[str], Game]) -> Member:
@@ -124,7 +137,7 @@ class Sides:
             draw: as for `stretch`.
         """
         running = self._running.get(game or session) or _Running(self.stretch(draw))
-        running.sessions[session] = self._teams.pop(session)
+        running.sessions[session] = self._teams[session]
         self._running[game or session] = running
         return running.member(session)
 
@@ -153,6 +166,7 @@ class Sides:
     def ended(self, session: str, reason: str) -> Game | None:
         """Ends a session. Returns its game, for `League.finish`, if that was the last one and there is a result."""
         self._teams.pop(session, None)
+        self._agents.pop(session, None)
         running = self._of(session)
         if running is None:
             return None
@@ -168,16 +182,45 @@ class Sides:
         Args:
             draw: `League.draw` of a league of one player with two seats.
         """
-        teams = sorted(self.teams)
-        learning = teams[self.env_steps // self._config.team_every % len(teams)]
-        if self._stretch is None or self.steps >= self._until or self._stretch.learning != learning:
+        turn = self.env_steps // self._config.team_every
+        if self._stretch is None or turn != self._turn or self._is_over(self._stretch):
             game = draw(f"{self.env_steps} {self.steps}")  # the draw is a function of it
             player, opponent = game.members
             if game.learner and player != Member(game.learner):
                 player, opponent = opponent, player
-            self._stretch = Stretch(learning, player, opponent, learns=bool(game.learner))
-            self._until = self.steps + self._config.swap_every
+            # A team without games must not be the one that learns, but one may be between two games now.
+            teams = sorted(self._seen)
+            self._stretch = Stretch(teams[turn % len(teams)], player, opponent, learns=bool(game.learner))
+            self._turn, self._began_at, self._episodes = turn, self.steps, 0
+            self._seen = set(self._teams.values())
         return self._stretch
+
+    def count_episodes(self, session: str, agents: int, episodes: int) -> None:
+        """Counts episodes of a session of several agents: a stretch waits for as many as the learning team has agents.
+
+        Args:
+            session: the session's id.
+            agents: its agents now.
+            episodes: those of the learning team that have ended now, and began in the same stretch.
+        """
+        self._agents[session] = agents
+        self._episodes += episodes
+
+    def _is_over(self, stretch: Stretch) -> bool:
+        lasted, swap_every = self.steps - self._began_at, self._config.swap_every
+        if lasted < swap_every:
+            return False
+        agents = sum(count for session, count in self._agents.items() if self._teams.get(session) == stretch.learning)
+        if self._episodes >= agents:
+            return True
+        if lasted < MAX_SWAPS * swap_every:
+            return False
+        if not self._episodes:
+            self.warning = (
+                f"in {lasted:,} steps of all agents no episode of team {stretch.learning}, which has {agents} agents, "
+                f"began and ended, so no result counts: raise self_play.swap_every, which is {swap_every:,}"
+            )
+        return True
 
     def _of(self, session: str) -> _Running | None:
         running = self._running.get(game_of(session) or session)

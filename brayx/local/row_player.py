@@ -38,6 +38,9 @@ class Stretches(Protocol):
     def count(self, game: Game) -> None:
         """Counts a game that has ended."""
 
+    def count_episodes(self, session: str, agents: int, episodes: int) -> None:
+        """See `brayx.league.sides.Sides.count_episodes`."""
+
     def count_steps(self, steps: int) -> None:
         """Counts the steps of agents that do not learn, which no buffer counts."""
 
@@ -46,6 +49,7 @@ class RowPlayer:
     """The player of one session.
 
     Args:
+        session: the session's id.
         team: its team.
         stretches: knows the sides.
 
@@ -54,8 +58,8 @@ class RowPlayer:
         learns: whether its steps are learned from.
     """
 
-    def __init__(self, team: int, stretches: Stretches) -> None:
-        self._team, self._stretches = team, stretches
+    def __init__(self, session: str, team: int, stretches: Stretches) -> None:
+        self._session, self._team, self._stretches = session, team, stretches
         self._began: dict[int, Stretch | None] = {}
         """The stretch in which each agent's episode began."""
         self._enter(stretches.stretch())
@@ -77,10 +81,13 @@ class RowPlayer:
         if tick is None or tick.agents is None:  # a stop without rows
             return
         now, ended = self._stretch, (tick.terminated | tick.truncated).tolist()
+        agents, episodes = len(self._began.keys() | tick.agents.tolist()), 0
         for agent, reward, is_over in zip(tick.agents.tolist(), tick.reward.tolist(), ended, strict=True):
             began = self._began.pop(agent, None) if is_over else None
             if began is not None and began is now and self._team == now.learning:
                 self._stretches.count(now.game(reward))
+                episodes += 1
+        self._stretches.count_episodes(self._session, agents, episodes)
         if (stretch := self._stretches.stretch()) is not now:
             self._enter(stretch)
         for agent, is_over in zip(tick.agents.tolist(), ended, strict=True):

@@ -67,7 +67,7 @@ class TeamPlayers:
         team = start["contract"].team
         self.sides.name_team(session, team)
         if start.get("rows"):
-            return RowPlayer(team, self).seated()
+            return RowPlayer(session, team, self).seated()
         if self.league is None:
             return no_league(self.services)
         player = await self.league.seat(session)
@@ -92,6 +92,10 @@ class TeamPlayers:
         if self.league is not None:
             self.league.count(game)
 
+    def count_episodes(self, session: str, agents: int, episodes: int) -> None:
+        """See `Stretches.count_episodes`."""
+        self.sides.count_episodes(session, agents, episodes)
+
     def count_steps(self, steps: int) -> None:
         """See `Stretches.count_steps`."""
         self.sides.steps += steps
@@ -113,6 +117,7 @@ class SelfPlay(LocalLeagueTraining):
 
     def __init__(self, job: JobConfig, trainee: LocalTrainee, players: TeamPlayers, say: Callable[[str], None]) -> None:
         self._trainee, self._players = trainee, players
+        self._say: Callable[[str], None] | None = say
         (options,) = job.self_plays.values()
         league = options.league(trainee.config.model)
         project = trainee.clerk.call(behaviour_pool, True, start_s=_START_S)  # others may be learning: do not wait long
@@ -126,6 +131,9 @@ class SelfPlay(LocalLeagueTraining):
 
     def look(self) -> None:
         """See `LeagueTraining.look`."""
+        if self._say is not None and self._players.sides.warning:
+            self._say(self._players.sides.warning)
+            self._say = None  # once
         self._players.sides.env_steps = int(self.numbers.newest().get("env_steps", 0))
         self.training.look()
 

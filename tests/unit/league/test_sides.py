@@ -8,7 +8,7 @@ from brayx.errors import BadBody, BadResult
 from brayx.league.config import MAIN, SelfPlayConfig
 from brayx.league.games import Game
 from brayx.league.member import Member
-from brayx.league.sides import MAX_TEAMS, Sides
+from brayx.league.sides import MAX_SWAPS, MAX_TEAMS, Sides
 
 LIVE, PAST = Member(MAIN), Member(MAIN, 3)
 
@@ -73,6 +73,58 @@ def test_another_opponent_is_drawn_after_so_many_steps_and_another_team_learns_a
     assert seat(made, draws, "d", 1) == (LIVE, True)
     assert seat(made, draws, "e", 0) == (Member(MAIN, 5), False)
     assert len(set(draws.ids)) == 3, "each is another draw"
+
+
+def test_a_stretch_waits_for_as_many_episodes_as_the_learning_team_has_agents() -> None:
+    made, draws = sides(), Draws(PAST, Member(MAIN, 4))
+    for session, team in (("a", 0), ("b", 1)):
+        made.name_team(session, team)
+    first = made.stretch(draws)
+    made.count_episodes("a", 3, 0)
+    made.count_episodes("b", 5, 0)
+    made.steps = 100
+    made.count_episodes("a", 3, 2)
+    assert made.stretch(draws) is first
+    made.count_episodes("a", 3, 1)
+    assert made.stretch(draws).opponent == Member(MAIN, 4)
+    assert not made.warning
+    made.ended("a", "stop")
+    assert not made.ended("b", "stop")
+
+
+def test_a_stretch_in_which_no_episode_fits_ends_with_a_warning() -> None:
+    made, draws = sides(), Draws(PAST, Member(MAIN, 4), Member(MAIN, 5))
+    made.name_team("a", 0)
+    first = made.stretch(draws)
+    made.count_episodes("a", 8, 1)
+    made.steps = MAX_SWAPS * 100 - 1
+    assert made.stretch(draws) is first
+    made.steps += 1
+    second = made.stretch(draws)
+    assert (second.opponent, made.warning) == (Member(MAIN, 4), ""), "one has fitted"
+    made.steps *= 2
+    assert made.stretch(draws) is not second
+    assert made.warning == (
+        "in 2,000 steps of all agents no episode of team 0, which has 8 agents, began and ended, so no result counts: "
+        "raise self_play.swap_every, which is 100"
+    )
+
+
+def test_a_team_whose_games_have_gone_does_not_learn() -> None:
+    made, draws = sides(), Draws(PAST, PAST, PAST, PAST)
+    made.env_steps = 2000
+    for session, team in (("a", 0), ("b", 1), ("stray", 2)):
+        made.name_team(session, team)
+    assert made.stretch(draws).learning == 2
+    made.ended("stray", "lost")
+    made.steps = 100
+    assert made.stretch(draws).learning == 2, "its next game may be about to start"
+    made.ended("b", "stop")
+    made.steps = 200
+    assert made.stretch(draws).learning == 0
+    made.name_team("c", 1)
+    made.env_steps = 3000
+    assert made.stretch(draws).learning == 1
 
 
 def test_sessions_of_a_named_game_have_the_sides_of_its_first() -> None:

@@ -39,8 +39,9 @@ def choosing(action: int, version: int) -> Fixed:
 class Playing:
     """A behaviour's self-play, with one past version that is always the opponent."""
 
-    def __init__(self) -> None:
-        config = SelfPlayConfig.model_validate({"against": {"uniform": 1}, "gate": {"share": 0.0}, "team_every": 1000})
+    def __init__(self, **options: int) -> None:
+        always = {"against": {"uniform": 1}, "gate": {"share": 0.0}, "team_every": 1000}
+        config = SelfPlayConfig.model_validate({**always, **options})
         self.learner, self.past, self.buffer = choosing(LEARNER, 7), choosing(PAST, 1), Buffer()
         self.numbers = Recorder()
         services = Services({"model": self.learner}, {"buffer": self.buffer}, self.numbers)
@@ -154,3 +155,15 @@ async def test_a_session_of_several_agents_changes_its_player_when_a_stretch_end
     for fragment in playing.buffer.fragments:
         assert set(fragment.action.tolist()) == {LEARNER}
         assert fragment.policy_version.min() == 7, "fragments with other weights' actions are dropped"
+
+
+async def test_a_stretch_waits_for_the_episodes_of_several_agents() -> None:
+    playing = Playing(swap_every=1)
+    playing.begin()
+    first, second = await playing.start("a", 0, rows=True), await playing.start("b", 1, rows=True)
+    for _ in range(3):
+        for is_over in (False, False, True):
+            playing.players.sides.steps += 4
+            assert await rows(first, [1, 2], [1, 1], [is_over] * 2) == ([] if is_over else [LEARNER] * 2)
+            assert await rows(second, [1, 2], [0, 0], [is_over] * 2) == ([] if is_over else [PAST] * 2)
+    assert playing.pair() == (6, 0, 0)
