@@ -114,6 +114,11 @@ class Sides:
         """Teams that have had a session in the stretch."""
         self._running: dict[str, _Running] = {}
 
+    @property
+    def running_teams(self) -> set[int]:
+        """Teams of the sessions that run."""
+        return set(self._teams.values())
+
     def name_team(self, session: str, team: int) -> None:
         """Notes the team of a session that starts.
 
@@ -192,7 +197,7 @@ class Sides:
             teams = sorted(self._seen)
             self._stretch = Stretch(teams[turn % len(teams)], player, opponent, learns=bool(game.learner))
             self._turn, self._began_at, self._episodes = turn, self.steps, 0
-            self._seen = set(self._teams.values())
+            self._seen = self.running_teams
         return self._stretch
 
     def count_episodes(self, session: str, agents: int, episodes: int) -> None:

@@ -66,10 +66,14 @@ class TeamPlayers:
         """See `brayx.actor.players.Players.seat`."""
         team = start["contract"].team
         self.sides.name_team(session, team)
+
+        def leave(reason: str) -> None:
+            self.sides.ended(session, reason)
+
         if start.get("rows"):
-            return RowPlayer(session, team, self).seated()
+            return replace(RowPlayer(session, team, self).seated(), leave=leave)
         if self.league is None:
-            return no_league(self.services)
+            return replace(no_league(self.services), leave=leave)
         player = await self.league.seat(session)
 
         def report_sign(tick: Tick) -> None:

@@ -98,6 +98,20 @@ async def test_until_there_are_past_versions_all_teams_learn(playing: Playing) -
     assert playing.pair() == (0, 0, 0)
 
 
+@pytest.mark.parametrize("options", [{}, {"rows": True}])
+async def test_the_team_of_a_session_is_forgotten_when_it_ends(playing: Playing, options: dict[str, Any]) -> None:
+    sides = playing.players.sides
+    before = await playing.start("before", 0, **options)
+    playing.begin()
+    after = await playing.start("after", 1, **options)
+    assert sides.running_teams == {0, 1}
+    await before.stop(b"")
+    await before.on_end("stop")
+    assert sides.running_teams == {1}
+    await after.on_end("lost")
+    assert sides.running_teams == set()
+
+
 async def test_one_team_learns_and_the_other_is_played_by_other_weights(playing: Playing) -> None:
     playing.begin()
     playing.players.sides.name_team("", 1)
