@@ -23,6 +23,9 @@ Weights: TypeAlias = dict[str, np.ndarray]
 DEMONSTRATION = "demonstration"
 """Extra that marks a fragment for imitation, and so a key of its batches; its values do not matter."""
 
+NOT_LEARNED = -1
+"""Policy version of steps that do not train the model: a fragment that has one is dropped."""
+
 
 def flatten(tree: NestedArray, prefix: str = "") -> dict[str, np.ndarray]:
     """Leaves of ``tree`` by path: ``flatten({"a": {"b": x}}, "obs")`` has ``obs/a/b``; a bare array has ``prefix``."""

@@ -29,7 +29,7 @@ from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.contract_rows import MAX_ROWS
 from brayx.gamecore.contract_ticks import Tick
 from brayx.spaces import MASK
-from brayx.types import Forward, Step, flatten
+from brayx.types import NOT_LEARNED, Forward, Step, flatten
 
 _POLICY = ("logits", "mean", "log_std", "tanh_mean", "tanh_log_std", "latent", "sde_std")
 """Outputs of a model that decide an action."""
@@ -37,11 +37,15 @@ _POLICY = ("logits", "mean", "log_std", "tanh_mean", "tanh_log_std", "latent", "
 
 @dataclass
 class _Episode:
-    """The sums of an agent's episode so far; ``total`` is NaN if a part of it was lost."""
+    """The sums of an agent's episode so far; ``total`` is NaN if a part of it was lost.
+
+    Of one with steps that do not train the model nothing is recorded: in self-play, others have played a part of it.
+    """
 
     total: float = 0.0
     length: int = 0
     parts: dict[str, float] = field(default_factory=dict)
+    is_learned: bool = True
 
 
 class ContractAgent(Agent):
@@ -192,6 +196,7 @@ class ContractAgent(Agent):
         if piece.fragment is not None:
             episode.total += piece.reward
             episode.length += len(piece.fragment)
+            episode.is_learned &= bool(piece.fragment.policy_version.min() != NOT_LEARNED)
             for name, value in piece.parts.items():
                 episode.parts[name] = episode.parts.get(name, 0.0) + value
         if piece.end == GOES_ON:
@@ -199,6 +204,11 @@ class ContractAgent(Agent):
         del self._episodes[piece.agent]
         # One that was broken off says nothing about the policy.
         if piece.end in (TERMINATED, TRUNCATED) and episode.length and not math.isnan(episode.total):
+            if not episode.is_learned:
+                services = services_in_use()
+                assert services is not None
+                services.outcome.result = episode.total  # the session has had a return all the same
+                return
             record("episode_return", episode.total)
             record("episode_length", episode.length)
             for name, value in episode.parts.items():

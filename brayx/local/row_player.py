@@ -16,14 +16,15 @@ from brayx.actor.players import SeatedPlayer
 from brayx.actor.rows import outputs_of_rows
 from brayx.league.games import Game
 from brayx.metrics import Recorder
-from brayx.types import Forward, Fragment, NestedArray
+from brayx.types import NOT_LEARNED, Forward, Fragment, NestedArray
 
 if TYPE_CHECKING:
     from brayx.gamecore.contract_ticks import Tick
     from brayx.league.sides import Stretch
 
-_NOT_LEARNED = -1
-"""Policy version of steps that do not train the model: a fragment that has one is dropped."""
+_OF_EPISODES = ("episode_return", "episode_length", "reward_sum")
+"""Metrics of whole episodes. Agents hand episodes over later, when another one may play, and record none of those that
+the learner has not played alone."""
 
 
 class Stretches(Protocol):
@@ -55,6 +56,7 @@ class RowPlayer:
 
     Attributes:
         services: the services of the stretch that runs.
+        learner: the services of the newest stretch that was learned from.
         learns: whether its steps are learned from.
     """
 
@@ -62,6 +64,7 @@ class RowPlayer:
         self._session, self._team, self._stretches = session, team, stretches
         self._began: dict[int, Stretch | None] = {}
         """The stretch in which each agent's episode began."""
+        self.learner = stretches.services_of(None, team)
         self._enter(stretches.stretch())
 
     def seated(self) -> SeatedPlayer:
@@ -97,16 +100,16 @@ class RowPlayer:
     def push(self, name: str, fragments: tuple[Fragment, ...]) -> None:
         """Sends fragments that the learner has played to its buffer, and counts the others."""
         for fragment in fragments:
-            if fragment.policy_version.min() == _NOT_LEARNED:
+            if fragment.policy_version.min() == NOT_LEARNED:
                 self._stretches.count_steps(len(fragment))
             else:
-                self._learner.buffers[name].push(fragment)
+                self.learner.buffers[name].push(fragment)
 
     def _enter(self, stretch: Stretch | None) -> None:
         self._stretch, self.learns = stretch, stretch is None or stretch.learned_from(self._team)
         self.services = self._stretches.services_of(stretch, self._team)
         if self.learns:
-            self._learner = self.services
+            self.learner = self.services
 
 
 class _TeamModel:
@@ -131,13 +134,13 @@ class _TeamModel:
     async def forward(self, *args: NestedArray, deadline_s: float | None = None) -> Forward:
         learns = self._player.learns
         outputs, version = await self._handle.forward(*args, deadline_s=deadline_s)
-        return Forward(outputs, version if learns else _NOT_LEARNED)
+        return Forward(outputs, version if learns else NOT_LEARNED)
 
     async def forward_rows(self, *args: NestedArray) -> Forward:
         learns = self._player.learns
         count = len(optree.tree_leaves(args)[0])  # type: ignore[arg-type]
         outputs, versions = await outputs_of_rows(self._handle, count, args)
-        return Forward(outputs, versions if learns else np.full_like(versions, _NOT_LEARNED))  # type: ignore[arg-type]
+        return Forward(outputs, versions if learns else np.full_like(versions, NOT_LEARNED))  # type: ignore[arg-type]
 
     def pinned(self, version: int | None = None) -> Any:
         return self if version is None else self._handle.pinned(version)
@@ -154,11 +157,12 @@ class _TeamBuffer:
 
 
 class _TeamRecorder(Recorder):
-    """The recorder of the stretch."""
+    """The recorder of the stretch; for metrics of whole episodes the learner's."""
 
     def __init__(self, player: RowPlayer) -> None:
         super().__init__()
         self._player = player
 
     def add(self, name: str, value: float, **options: Any) -> None:
-        self._player.services.recorder.add(name, value, **options)
+        services = self._player.learner if name in _OF_EPISODES else self._player.services
+        services.recorder.add(name, value, **options)

@@ -171,6 +171,27 @@ async def test_a_session_of_several_agents_changes_its_player_when_a_stretch_end
         assert fragment.policy_version.min() == 7, "fragments with other weights' actions are dropped"
 
 
+async def test_only_returns_of_episodes_that_the_learner_has_played_are_recorded(playing: Playing) -> None:
+    playing.begin()
+    first, second = await playing.start("a", 0, rows=True), await playing.start("b", 1, rows=True)
+    await rows(first, [1], [0], [False])
+    await rows(second, [1], [0], [False])
+    await rows(first, [1, 1], [1, 0], [True, False])
+    await rows(second, [1, 1], [-1, 0], [True, False])
+    playing.players.sides.env_steps = 1000  # now the other team learns, and agents hand over what went before
+    await rows(first, [1, 1], [3, 0], [True, False])
+    await rows(second, [1, 1], [-3, 0], [True, False])
+    await rows(first, [1], [5], [True])
+    await rows(second, [1], [-5], [True])
+    for actor in (first, second):
+        await actor.stop(b"")
+        await actor.on_end("stop")
+        assert actor.facts()["result"] is not None
+    numbers = playing.numbers.summary()
+    assert numbers["episode_return"] == pytest.approx((1 + 3 - 5) / 3)
+    assert numbers["episode_length"] == 1.0
+
+
 async def test_a_stretch_waits_for_the_episodes_of_several_agents() -> None:
     playing = Playing(swap_every=1)
     playing.begin()
