@@ -182,7 +182,7 @@ def rates(services: Mapping[str, Callable[[], Any]], rounds: int, measure: Calla
             try:
                 with start() as (url, path):
                     found[name].append(measure(url, path))
-            except RuntimeError as error:
+            except (RuntimeError, subprocess.CalledProcessError) as error:
                 print(f"{name}: {error}", file=sys.stderr)
                 found[name].append(None)
     return found

@@ -47,6 +47,10 @@ SPY = Path(sys.executable).parent / "py-spy"
             "| ... not in memory of a service: ms ",
         ),
         (["benchmarks.recording", "--rounds", "1", "--seconds", "0.3", "--many", "1000", "--markdown"], "| 1280x720 "),
+        (
+            ["benchmarks.peers", "serve", "--rounds", "1", "--seconds", "0.3", "--markdown"],
+            "| an echo over HTTP, ticks/s ",
+        ),
         (["benchmarks.console", "--rounds", "1", "--seconds", "0.3", "--markdown"], "| 3 viewers "),
         (["benchmarks.recording", "--replay", "2000", "--rounds", "1", "--markdown"], "| 64x64 MLP, LSTM of 64 "),
         pytest.param(
@@ -70,6 +74,7 @@ SPY = Path(sys.executable).parent / "py-spy"
         "replay",
         "league",
         "recording",
+        "peers",
         "console",
         "recording, replay",
         "wire",
