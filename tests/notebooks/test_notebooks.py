@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(path, id=path.stem, marks=[pytest.mark.cluster] if path.stem == "trials" else [])
+        pytest.param(path, id=path.stem, marks=[pytest.mark.cluster] if path.stem in ("serving", "trials") else [])
         for path in sorted(NOTEBOOKS.glob("*.ipynb"))
     ],
 )
@@ -79,6 +79,7 @@ SAYS = {
     "quickstart": ["the game was over after", "champion: cartpole version 1"],
     "trainer": ["nearest is 'learning_rate'", "the game was over after"],
     "recordings": ["actions are equal", "the console is http://127.0.0.1:"],
+    "serving": ["one tick in a hundred", "doors: http, tcp, ws"],
     "trials": ["the champion is version", "inputs: ['obs'] outputs: ['logits', 'value']"],
     "your_game": ["champion: walk version 1", "the walker arrived after"],
 }
