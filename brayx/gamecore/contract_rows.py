@@ -152,7 +152,7 @@ class RowBodies(ContractBodies):
         tick = Tick({}, agents=self._read_agents(agents))
         count = len(agents)
         columns = self._read_columns(obs, count)
-        self._read_rewards(tick, reward, count)
+        self._read_rewards(tick, self._no_reward(count) if reward is None else reward, count)
         self._read_ends(tick, terminated, truncated, count)
         allowed = self._read_masks(mask, count)
         if extras:
@@ -187,7 +187,8 @@ class RowBodies(ContractBodies):
         count = len(tick.agents)
         columns, allowed = self._read_columns(document.get("obs"), count), self._read_masks(document.get("mask"), count)
         tick.obs = self._model_rows(columns, allowed, count)
-        self._read_rewards(tick, document.get("reward"), count)
+        reward = document.get("reward")
+        self._read_rewards(tick, self._no_reward(count) if reward is None else reward, count)
         self._read_ends(tick, document.get("terminated"), document.get("truncated"), count)
         if extras := {name: document[name] for name in EXTRAS if name in document}:
             self._read_extras(tick, extras)
@@ -255,12 +256,7 @@ class RowBodies(ContractBodies):
 
     def _read_columns(self, value: Any, count: int) -> dict[str, Any]:
         """The rows of all observations, in the contract's order and the game's dtypes."""
-        if not isinstance(value, Mapping):
-            if value is None or len(self._columns) > 1:
-                got = "missing" if value is None else f"{value!r:.80}"
-                raise BadBody(f"obs is {got}, expected an object with {', '.join(self._columns)}", field="obs")
-            value = dict.fromkeys(self._columns, value)
-        check_names(value, self._columns, "obs.")
+        value = self._values.observations_by_name(value)
         columns = {}
         for name, observation in self._columns.items():
             if value.get(name) is None:
@@ -276,15 +272,16 @@ class RowBodies(ContractBodies):
             obs[MASK] = np.ones((count, self._choices), np.uint8) if allowed is None else allowed
         return obs
 
+    def _no_reward(self, count: int) -> Any:
+        """The value of rewards that are left out."""
+        return self._values.no_reward if self.contract.rewards else np.zeros(count)
+
     def _read_rewards(self, tick: Tick, value: Any, count: int) -> None:
         weights = self.contract.rewards
         if not weights:
-            tick.reward = np.zeros(count) if value is None else _numbers("reward", value, count)
+            tick.reward = _numbers("reward", self._values.given_reward(value), count)
             return
-        value = {} if value is None else value
-        if not isinstance(value, Mapping):
-            raise BadBody(f"reward is {value!r:.80}, expected an object with {', '.join(weights)}", field="reward")
-        check_names(value, weights, "reward.")
+        value = self._values.rewards_by_name(value)
         tick.reward = np.zeros(count)
         for name, weight in weights.items():
             rewards = _numbers(f"reward.{name}", value[name], count) if name in value else np.zeros(count)
@@ -315,19 +312,11 @@ class RowBodies(ContractBodies):
 
     def _read_masks(self, value: Any, count: int) -> np.ndarray | None:
         """The masks of all choices, uint8 ``[N, choices]``; None if there are none."""
-        masks = self._values.masks
         if value is None:
             return None
-        if not masks:
-            raise BadBody("mask is given, but no action of the contract has one", field="mask")
-        if not isinstance(value, Mapping):
-            if len(masks) > 1:
-                raise BadBody(f"mask is {value!r:.80}, expected an object with {', '.join(masks)}", field="mask")
-            value = dict.fromkeys(masks, value)
-        check_names(value, masks, "mask.")
         allowed = np.ones((count, self._choices), np.uint8)
-        for name, rows in value.items():
-            choices, place = masks[name], f"mask.{name}"
+        for name, rows in self._values.masks_by_name(value).items():
+            choices, place = self._values.masks[name], f"mask.{name}"
             array = np.frombuffer(rows, np.uint8) if isinstance(rows, bytes) else array_of(rows, place, np.uint8)
             shape = (count, choices.stop - choices.start)
             if array.size != math.prod(shape):

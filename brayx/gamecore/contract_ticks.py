@@ -90,13 +90,7 @@ class TickValues:
 
         ``value`` has the observations by name; or is the only observation itself.
         """
-        if not isinstance(value, Mapping):
-            if value is None or len(self.observations) > 1:
-                got = "missing" if value is None else f"{value!r:.80}"
-                raise BadBody(f"obs is {got}, expected an object with {', '.join(self.observations)}", field="obs")
-            ((name, values),) = self.observations.items()
-            return {name: values.read(value)}
-        check_names(value, self.observations, "obs.")
+        value = self.observations_by_name(value)
         arrays = {}
         for name, values in self.observations.items():
             observation = value.get(name)
@@ -104,6 +98,15 @@ class TickValues:
                 raise BadBody(f"{values.place} is missing, expected {values.expected}", field=values.place)
             arrays[name] = values.read(observation)
         return arrays
+
+    def observations_by_name(self, value: Any) -> Mapping[str, Any]:
+        """Unread observations by name, of a value that has them so, or is the only one itself."""
+        if not isinstance(value, Mapping):
+            if value is None or len(self.observations) > 1:
+                got = "missing" if value is None else f"{value!r:.80}"
+                raise BadBody(f"obs is {got}, expected an object with {', '.join(self.observations)}", field="obs")
+            return dict.fromkeys(self.observations, value)
+        return check_names(value, self.observations, "obs.")
 
     def model_arrays(self, arrays: Mapping[str, np.ndarray], mask: np.ndarray | None) -> dict[str, np.ndarray]:
         """What the model gets of `read_observations` and `read_mask`."""
@@ -120,15 +123,8 @@ class TickValues:
         """
         if value is None:
             return None
-        if not self.masks:
-            raise BadBody("mask is given, but no action of the contract has one", field="mask")
-        if not isinstance(value, Mapping):
-            if len(self.masks) > 1:
-                raise BadBody(f"mask is {value!r:.80}, expected an object with {', '.join(self.masks)}", field="mask")
-            value = dict.fromkeys(self.masks, value)
-        check_names(value, self.masks, "mask.")
         allowed = self._all_allowed.copy()
-        for name, row in value.items():
+        for name, row in self.masks_by_name(value).items():
             choices, place = self.masks[name], f"mask.{name}"
             array = np.frombuffer(row, np.uint8) if isinstance(row, bytes) else array_of(row, place, np.uint8)
             size = choices.stop - choices.start
@@ -142,21 +138,41 @@ class TickValues:
             allowed[choices] = array
         return allowed
 
+    def masks_by_name(self, value: Any) -> Mapping[str, Any]:
+        """Unread masks by action, of a value that has them so, or is the only one itself."""
+        if not self.masks:
+            raise BadBody("mask is given, but no action of the contract has one", field="mask")
+        if not isinstance(value, Mapping):
+            if len(self.masks) > 1:
+                raise BadBody(f"mask is {value!r:.80}, expected an object with {', '.join(self.masks)}", field="mask")
+            return dict.fromkeys(self.masks, value)
+        return check_names(value, self.masks, "mask.")
+
     def read_reward(self, value: Any) -> tuple[float, dict[str, float]]:
         """The reward, and the named ones; those that are missing are 0. See `no_reward`."""
         weights = self.contract.rewards
-        if value is None:
-            raise BadBody("reward is null, as some languages write NaN; expected a finite number", field="reward")
         if not weights:
-            return number_field({"reward": value}, "reward"), {}
-        if not isinstance(value, Mapping):
-            raise BadBody(f"reward is {value!r:.80}, expected an object with {', '.join(weights)}", field="reward")
-        check_names(value, weights, "reward.")
+            return number_field({"reward": self.given_reward(value)}, "reward"), {}
+        value = self.rewards_by_name(value)
         rewards = {}
         for name in weights:
             place = f"reward.{name}"
             rewards[name] = number_field({place: value.get(name, 0.0)}, place)
         return sum(weight * rewards[name] for name, weight in weights.items()), rewards
+
+    def rewards_by_name(self, value: Any) -> Mapping[str, Any]:
+        """Unread rewards by the contract's names; those that are missing are 0."""
+        weights = self.contract.rewards
+        if not isinstance(self.given_reward(value), Mapping):
+            raise BadBody(f"reward is {value!r:.80}, expected an object with {', '.join(weights)}", field="reward")
+        return check_names(value, weights, "reward.")
+
+    @staticmethod
+    def given_reward(value: Any) -> Any:
+        """A reward that is not null."""
+        if value is None:
+            raise BadBody("reward is null, as some languages write NaN; expected a finite number", field="reward")
+        return value
 
     def read_extras(self, tick: Tick, document: Mapping[str, Any]) -> None:
         """Sets the optional parts of a tick."""
