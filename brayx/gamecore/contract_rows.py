@@ -187,8 +187,7 @@ class RowBodies(ContractBodies):
         count = len(tick.agents)
         columns, allowed = self._read_columns(document.get("obs"), count), self._read_masks(document.get("mask"), count)
         tick.obs = self._model_rows(columns, allowed, count)
-        reward = document.get("reward")
-        self._read_rewards(tick, self._no_reward(count) if reward is None else reward, count)
+        self._read_rewards(tick, document.get("reward", self._no_reward(count)), count)
         self._read_ends(tick, document.get("terminated"), document.get("truncated"), count)
         if extras := {name: document[name] for name in EXTRAS if name in document}:
             self._read_extras(tick, extras)

@@ -131,6 +131,7 @@ def test_values_may_be_flat_or_bytes() -> None:
         ({"obs": {"vector": [[0, 1]]}}, r"^obs\.vector has shape \[1, 2\], expected \[2, 2\]"),
         ({"obs": {"vector": [[0, 1], [None, 1]]}}, r"^obs\.vector\[1, 0\] is null"),
         ({"obs": {"vectro": [[0, 1], [0, 1]]}}, "^obs.vectro is unknown"),
+        ({"reward": None}, r"^reward is null, as some languages write NaN"),
         ({"reward": [1]}, r"^reward is shape \[1\]"),
         ({"reward": [1, 1e300]}, r"^reward\[1\] is 1e\+300, expected a finite number"),
         ({"reward": [1, None]}, r"^reward\[1\] is null"),
