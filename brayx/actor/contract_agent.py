@@ -185,9 +185,8 @@ class ContractAgent(Agent):
         for tick in ticks:
             for info in tick.info if isinstance(tick.info, list) else (tick.info,):
                 for name, value in info.items():
-                    if (
-                        isinstance(value, int | float) and abs(value) <= sys.float_info.max
-                    ):  # no float holds a larger int
+                    # No float holds a larger whole number.
+                    if isinstance(value, int | float) and abs(value) <= sys.float_info.max:
                         record("info", value, label=name)
 
     def _count(self, piece: Piece) -> None:
@@ -300,10 +299,10 @@ class ActionLimits:
             return tick.obs
         self.check_learnable()
         mask, acting = tick.obs[MASK] * np.concatenate(self._allowed), tick.acting
-        asked = mask if acting is None else mask[acting]
+        choosing = mask if acting is None else mask[acting]
         first = 0
         for part, allowed in zip(self._contract.discrete, self._allowed, strict=True):
-            self._check(part.name, allowed, bool(asked[..., first : first + part.size].any(-1).all()))
+            self._check(part.name, allowed, bool(choosing[..., first : first + part.size].any(-1).all()))
             first += part.size
         return {**tick.obs, MASK: mask}
 

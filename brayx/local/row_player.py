@@ -6,6 +6,7 @@ once, and in the middle of their episodes. Knows nothing of how opponents are dr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -67,14 +68,14 @@ class RowPlayer:
         self.learner = stretches.services_of(None, team)
         self._enter(stretches.stretch())
 
-    def seated(self) -> SeatedPlayer:
-        """The player as its session has it."""
+    def seated(self, leave: Callable[[str], None]) -> SeatedPlayer:
+        """The player as its session has it; ``leave`` is called with the reason of its end."""
         services = Services(
             {name: _TeamModel(self, name) for name in self.services.models},
             {name: _TeamBuffer(self, name) for name in self.services.buffers},
             _TeamRecorder(self),
         )
-        return SeatedPlayer(f"team {self._team}", services, None, None, lambda reason: None, sees=self.sees)
+        return SeatedPlayer(f"team {self._team}", services, None, None, leave, sees=self.sees)
 
     def sees(self, tick: Tick) -> None:
         """Counts the results of episodes that end, and follows the stretch.

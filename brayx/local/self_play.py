@@ -71,7 +71,7 @@ class TeamPlayers:
             self.sides.ended(session, reason)
 
         if start.get("rows"):
-            return replace(RowPlayer(session, team, self).seated(), leave=leave)
+            return RowPlayer(session, team, self).seated(leave)
         if self.league is None:
             return replace(no_league(self.services), leave=leave)
         player = await self.league.seat(session)

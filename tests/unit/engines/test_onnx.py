@@ -12,20 +12,10 @@ import torch
 from brayx.engines import ENGINES, build_engine
 from brayx.engines.export import noisy_leaves, to_onnx
 from brayx.engines.frozen import OnnxSession
-from brayx.engines.onnx import OnnxEngine, standalone
+from brayx.engines.onnx import standalone
 from brayx.engines.torch import TorchEngine, module_weights
 from brayx.errors import BadWeights, ConfigError, ModelError
 from tests.unit.engines.models import assert_same, awkward, cartpole, changed, observations, recurrent
-
-
-@pytest.fixture(scope="module")
-def onnx():
-    return OnnxEngine(*cartpole())
-
-
-@pytest.fixture(scope="module")
-def reference():
-    return TorchEngine(*cartpole())
 
 
 def test_engines_agree_at_every_batch_size_and_weight_set(onnx, reference):

@@ -11,20 +11,9 @@ import torch
 from benchmarks.gpu import nature_cnn
 from brayx.engines import build_engine
 from brayx.engines.export import verify
-from brayx.engines.onnx import OnnxEngine
 from brayx.engines.torch import TorchEngine, example_leaves
 from brayx.errors import ConfigError, ModelError
 from tests.unit.engines.models import assert_same, awkward, cartpole, changed, observations
-
-
-@pytest.fixture(scope="module")
-def onnx():
-    return OnnxEngine(*cartpole())
-
-
-@pytest.fixture(scope="module")
-def reference():
-    return TorchEngine(*cartpole())
 
 
 class FailsOnSomeSizes(torch.nn.Module):
