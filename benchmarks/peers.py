@@ -1,11 +1,10 @@
-"""brayx beside RLlib, Sample Factory, Ray Serve alone and Triton, each at its own work.
+"""brayx beside RLlib, Ray Serve alone and Triton, each at its own work.
 
     python -m benchmarks.peers --peers build/peers --install   # installs the peers there, and measures
     python -m benchmarks.peers serve --rounds 3                # one of them
 
 *Learning*: seconds from a process's start until the mean return of 100 games of CartPole-v1 is 475, each program with
-settings that are known to work: brayx with its tuned preset, RLlib with those of its release tests, Sample Factory with
-those of rl-zoo where it has the option.
+settings that are known to work: brayx with its tuned preset, RLlib with those of its release tests.
 
 *Serving*: an echo behind Ray Serve alone (its default proxy, and with RAY_SERVE_THROUGHPUT_OPTIMIZED=1) beside an echo
 of brayx behind its own port, 16 sessions over HTTP, bodies of 256 bytes. And a policy of 4, 64, 64 and 2 behind
@@ -27,33 +26,25 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from rich.console import Console
 
 from benchmarks import tables
-from benchmarks.servers import TEMPLATE, load_generator, server, service, tell_and_wait
+from benchmarks.servers import TEMPLATE, Service, load_generator, server, service, tell_and_wait
 from benchmarks.tables import Table, machine, median, median_ratio, show
 from benchmarks.train import environment_of, run_process
 
 PINS = {
     "rllib": ("dm-tree==0.1.9", "lz4==4.4.4", "ormsgpack==1.7.0", "scipy==1.17.1"),
-    "sample-factory": (
-        "sample-factory==2.1.1",
-        "signal-slot-mp==1.0.5",
-        "faster-fifo==1.4.7",
-        "gymnasium==0.29.1",
-        "numpy==1.26.4",
-        "tensorboardX==2.6.4",
-        "colorlog==6.9.0",
-        "threadpoolctl==3.6.0",
-    ),
     "triton": ("nvidia-pytriton==0.7.0",),
 }
+T = TypeVar("T")
 TRITON_PYTHON = Path("triton", "bin", "python")
-CASES = ("rllib", "sample-factory", "serve", "triton")
+CASES = ("rllib", "serve", "triton")
 Rates = dict[str, list[float | None]]
 TARGET = 475.0
 SESSIONS = 16
@@ -86,52 +77,11 @@ def learn_rllib(seed: int) -> None:
     algorithm.stop()
 
 
-def learn_sample_factory(seed: int) -> None:
-    """Trains Sample Factory's APPO until the target; prints when it was reached."""
-    with tempfile.TemporaryDirectory() as folder:
-        words = [
-            *("--env=CartPole-v1", f"--train_dir={folder}", f"--seed={seed}", "--device=cpu", "--with_wandb=False"),
-            *("--serial_mode=True", "--async_rl=False", "--num_workers=1", "--num_envs_per_worker=8", "--rollout=32"),
-            *("--batch_size=256", "--num_epochs=20", "--learning_rate=1e-3", "--gamma=0.98", "--gae_lambda=0.8"),
-            *("--exploration_loss_coeff=0.0", "--ppo_clip_ratio=0.2", "--use_rnn=False", "--normalize_input=False"),
-            *("--train_for_env_steps=500000", "--stats_avg=100", "--experiment_summaries_interval=1"),
-        ]
-        from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
-        from sample_factory.envs.env_utils import register_env
-        from sample_factory.train import make_runner
-
-        def look(runner: Any, *_: Any) -> None:
-            returns = runner.policy_avg_stats["reward"][0]
-            if len(returns) >= 100 and sum(returns) / len(returns) >= TARGET:
-                print(json.dumps({"at": time.time()}), flush=True)
-                os._exit(0)
-
-        register_env("CartPole-v1", make_cartpole)
-        parser, _ = parse_sf_args(words)
-        _, runner = make_runner(parse_full_cfg(parser, words))
-        runner.register_episodic_stats_handler(look)
-        runner.init()
-        runner.run()
-        print(json.dumps({"at": None}))
-
-
-def make_cartpole(*_: Any, **__: Any) -> Any:
-    """The environment, for Sample Factory."""
-    import gymnasium
-
-    return gymnasium.make("CartPole-v1")
-
-
-LEARNS: dict[str, Callable[[int], None]] = {"rllib": learn_rllib, "sample-factory": learn_sample_factory}
-
-
-def learning(peer: str, seed: int, peers: Path) -> float | None:
+def learning_rllib(seed: int, peers: Path) -> float | None:
     """Seconds from the process's start to the target; None: it failed."""
-    ran = run_process(["-m", _MODULE, "--learn", peer, "--seeds", str(seed)], {"OMP_NUM_THREADS": "1"}, [peers / peer])
-    if ran is None:
-        return None
-    at = json.loads(ran.out.splitlines()[-1])["at"]
-    return None if at is None else at - ran.started_s
+    words = ["-m", _MODULE, "--learn", "--seeds", str(seed)]
+    ran = run_process(words, {"OMP_NUM_THREADS": "1"}, [peers / "rllib"])
+    return None if ran is None else float(json.loads(ran.out.splitlines()[-1])["at"]) - ran.started_s
 
 
 def learning_brayx(seed: int) -> float | None:
@@ -174,82 +124,97 @@ def environment(**more: str) -> Iterator[None]:
         os.environ.update(before)
 
 
-def rates(services: Mapping[str, Callable[[], Any]], rounds: int, measure: Callable[[str, str], float | None]) -> Rates:
-    """Rates by service: each round starts all services, one after the other, since each takes both cores."""
-    found: Rates = {name: [] for name in services}
+@contextlib.contextmanager
+def alone(**more: str) -> Iterator[Service]:
+    """Ray Serve alone, with these variables."""
+    with environment(**more), service(_MODULE, "--serve", "serve") as running:
+        yield running
+
+
+def rates(
+    started: Sequence[tuple[Callable[[], contextlib.AbstractContextManager[Service]], Mapping[str, str]]],
+    rounds: int,
+    measure: Callable[[str], float],
+) -> Rates:
+    """Rates by program.
+
+    Args:
+        started: each service, with the programs that are measured at it: their names, and of the service's URLs theirs.
+        rounds: in each, the services run one after the other, since each takes both cores.
+        measure: the rate at a URL.
+    """
+    found: Rates = {name: [] for _, programs in started for name in programs}
     for _ in range(rounds):
-        for name, start in services.items():
-            try:
-                with start() as (url, path):
-                    found[name].append(measure(url, path))
-            except (RuntimeError, subprocess.CalledProcessError) as error:
-                print(f"{name}: {error}", file=sys.stderr)
-                found[name].append(None)
+        for start, programs in started:
+            with contextlib.ExitStack() as stack:
+                urls = _or_none(lambda: stack.enter_context(start()).urls)  # noqa: B023
+                for name, url in programs.items():
+                    found[name].append(None if urls is None else _or_none(lambda: measure(urls[url])))  # noqa: B023
     return found
+
+
+def _or_none(function: Callable[[], T]) -> T | None:
+    """What the function returns; None, with a line on standard error, if it failed."""
+    try:
+        return function()
+    except (RuntimeError, subprocess.CalledProcessError) as error:
+        print(error, file=sys.stderr)
+        return None
 
 
 def echoes(rounds: int, seconds: float) -> Rates:
     """Ticks/s of an echo on Ray Serve alone, and of brayx's on its own port and behind HAProxy."""
-
-    @contextlib.contextmanager
-    def brayx(url: str) -> Iterator[tuple[str, str]]:
-        with server("serve", "--ingress", "haproxy") as running:
-            yield running.urls[url], ""
-
-    @contextlib.contextmanager
-    def alone(**more: str) -> Iterator[tuple[str, str]]:
-        with environment(**more), service(_MODULE, "--serve", "serve") as running:
-            yield running.urls["http"], ""
-
-    services = {
-        "Ray Serve alone": alone,
-        "... RAY_SERVE_THROUGHPUT_OPTIMIZED=1": lambda: alone(RAY_SERVE_THROUGHPUT_OPTIMIZED="1"),
-        "brayx on Ray Serve, native port": lambda: brayx("echo native"),
-        "brayx on Ray Serve, HAProxy": lambda: brayx("echo"),
-    }
+    started = (
+        (alone, {"Ray Serve alone": "http"}),
+        (partial(alone, RAY_SERVE_THROUGHPUT_OPTIMIZED="1"), {"... RAY_SERVE_THROUGHPUT_OPTIMIZED=1": "http"}),
+        (
+            partial(server, "serve", "--ingress", "haproxy"),
+            {"brayx on Ray Serve, native port": "echo native", "brayx on Ray Serve, HAProxy": "echo"},
+        ),
+    )
     with load_generator() as load:
-        return rates(services, rounds, lambda url, _: load(url, SESSIONS, seconds).ticks_per_s)
+        return rates(started, rounds, lambda url: load(url, SESSIONS, seconds).ticks_per_s)
 
 
 def policies(rounds: int, seconds: float, python: Path) -> Rates:
     """Replies/s of a policy behind Triton's HTTP, and of the untrained one of cartpole.yaml behind brayx's."""
 
     @contextlib.contextmanager
-    def triton() -> Iterator[tuple[str, str]]:
+    def triton() -> Iterator[Service]:
         with environment(**environment_of({})), service("benchmarks.triton", python=str(python)) as running:
-            yield running.urls["http"], "/v2/models/policy/infer"
+            yield running
 
-    @contextlib.contextmanager
-    def brayx() -> Iterator[tuple[str, str]]:
-        with service(_MODULE, "--serve", "brayx") as running:
-            yield running.urls["http"], "/step"
+    started = (
+        (triton, {"Triton": "http"}),
+        (partial(service, _MODULE, "--serve", "brayx"), {"brayx": "http"}),
+    )
+    return rates(started, rounds, lambda url: asyncio.run(replies(url, seconds)))
 
-    return rates({"Triton": triton, "brayx": brayx}, rounds, lambda url, path: asyncio.run(replies(url, path, seconds)))
 
-
-async def replies(url: str, path: str, seconds: float) -> float:
+async def replies(url: str, seconds: float) -> float:
     """Replies/s of `SESSIONS` connections with one request each, the same client for both services."""
     address = urlsplit(url)
     until = time.perf_counter() + seconds
 
-    async def post(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, headers: str, body: bytes) -> None:
-        head = f"POST {path} HTTP/1.1\r\nhost: {address.netloc}\r\ncontent-length: {len(body)}\r\n{headers}\r\n"
-        writer.write(head.encode() + body)
-        reply = (await reader.readuntil(b"\r\n\r\n")).lower()
-        if not reply.startswith(b"http/1.1 200"):
-            raise RuntimeError(reply.decode(errors="replace"))
-        await reader.readexactly(int(re.search(rb"content-length: (\d+)", reply)[1]))  # type: ignore[index]
-
     async def play(index: int) -> int:
         reader, writer = await asyncio.open_connection(address.hostname, address.port)
+
+        async def post(kind: str, body: bytes) -> None:
+            head = (
+                f"POST {address.path} HTTP/1.1\r\nhost: {address.netloc}\r\nsession: s{index}\r\nstep_kind: {kind}\r\n"
+            )
+            writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+            reply = (await reader.readuntil(b"\r\n\r\n")).lower()
+            if not reply.startswith(b"http/1.1 200"):
+                raise RuntimeError(reply.decode(errors="replace"))
+            await reader.readexactly(int(re.search(rb"content-length: (\d+)", reply)[1]))  # type: ignore[index]
+
+        is_brayx = address.path == "/step"
+        if is_brayx:
+            await post("start", b"")
         count = 0
-        if path == "/step":
-            await post(reader, writer, f"session: s{index}\r\nstep_kind: start\r\n", b"")
         while time.perf_counter() < until:
-            if path == "/step":
-                await post(reader, writer, f"session: s{index}\r\nstep_kind: tick\r\n", _TICK)
-            else:
-                await post(reader, writer, "", _INFER)
+            await post("tick", _TICK if is_brayx else _INFER)
             count += 1
         writer.close()
         return count
@@ -264,7 +229,7 @@ def serve_brayx() -> None:
     with tempfile.TemporaryDirectory(prefix="brayx-bench-") as folder:
         options = {"actor.port": 0, "actor.native_port": None, "actor.tcp_port": None, "console_port": None}
         with brayx.serve(str(TEMPLATE), options, tracking=str(Path(folder) / "mlflow.db")) as running:
-            tell_and_wait({"http": running.url})
+            tell_and_wait({"http": f"{running.url}/step"})
 
 
 SERVES = {"serve": serve_alone, "brayx": serve_brayx}
@@ -295,27 +260,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of learning (default: 0 1 2)")
     parser.add_argument("--peers", type=Path, default=Path("build/peers"), help="their folder (default: %(default)s)")
     parser.add_argument("--install", action="store_true", help="install the peers that are missing")
-    parser.add_argument("--learn", choices=list(LEARNS), help=argparse.SUPPRESS)
+    parser.add_argument("--learn", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--serve", choices=list(SERVES), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.learn or options.serve:
-        LEARNS[options.learn](options.seeds[0]) if options.learn else SERVES[options.serve]()
+        learn_rllib(options.seeds[0]) if options.learn else SERVES[options.serve]()
         return 0
     cases = options.cases or CASES
     if options.install:
         install(options.peers, cases)
     say = Console(stderr=True, highlight=False).print
     table = Table(["what", "program", ">median", ">brayx to it"])
-    measured: dict[str, list[float | None]] = {}
     for case in cases:
         if case in PINS and not (options.peers / case).exists():
             say(f"{case} is not installed: --install")
             continue
         say(f"measuring {case}", style="dim")
-        if case in LEARNS:
-            if not measured:
-                measured["brayx ppo --preset tuned"] = [learning_brayx(seed) for seed in options.seeds]
-            measured[case] = [learning(case, seed, options.peers) for seed in options.seeds]
+        if case == "rllib":
+            measured = {
+                "brayx ppo --preset tuned": [learning_brayx(seed) for seed in options.seeds],
+                "RLlib": [learning_rllib(seed, options.peers) for seed in options.seeds],
+            }
+            add(table, "CartPole: s from start to 475", measured)
         elif case == "serve":
             add(table, "an echo over HTTP, ticks/s", echoes(options.rounds, options.seconds))
         else:
@@ -324,8 +290,6 @@ def main(argv: Sequence[str] | None = None) -> int:
                 "a policy over HTTP, replies/s",
                 policies(options.rounds, options.seconds, options.peers / TRITON_PYTHON),
             )
-    if measured:
-        add(table, "CartPole: s from start to 475", measured)
     show(
         f"{machine()}; medians of {options.rounds} rounds, or of {len(options.seeds)} seeds",
         table.markdown(),
@@ -336,7 +300,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def add(table: Table, what: str, measured: Rates) -> None:
     """Rows of these programs, and what brayx has of their rate or time."""
-    (best,) = [name for name in measured if name.startswith("brayx")][:1]
+    best = next(name for name in measured if name.startswith("brayx"))
     for name, values in measured.items():
         table.add(what, name, median(values), median_ratio(measured[best], values))
 

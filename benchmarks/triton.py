@@ -37,7 +37,7 @@ def main() -> None:
             config=ModelConfig(max_batch_size=64, batcher=DynamicBatcher(max_queue_delay_microseconds=100)),
         )
         triton.run()
-        print(json.dumps({"http": f"http://127.0.0.1:{PORT}"}), flush=True)
+        print(json.dumps({"http": f"http://127.0.0.1:{PORT}/v2/models/policy/infer"}), flush=True)
         sys.stdin.read()
 
 
