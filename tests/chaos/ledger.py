@@ -288,5 +288,29 @@ def replace(file: Path, document: dict[str, Any]) -> None:
     new.rename(file)
 
 
+def at_free_ports(folder: Path) -> tuple[list[str], dict[str, str | None], dict[str, str]]:
+    """The command of `main` in this folder, its environment, and the URL of each of its six doors."""
+    from brayx.ports import free_port
+    from tests.end_to_end.jobs import tuned
+
+    http, grpc, native, tcp, metrics, stats = (free_port() for _ in range(6))
+    environment: dict[str, str | None] = {
+        "PYTHONPATH": str(ROOT),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    }
+    doors = {
+        "http": f"http://127.0.0.1:{http}",
+        "ws": f"ws://127.0.0.1:{http}",
+        "native http": f"http://127.0.0.1:{native}",
+        "native ws": f"ws://127.0.0.1:{native}",
+        "tcp": f"tcp://127.0.0.1:{tcp}",
+        "grpc": f"grpc://127.0.0.1:{grpc}",
+    }
+    words = tuned("python", "-m", "tests.chaos.ledger", str(folder), *map(str, (http, grpc, native, tcp)))
+    return words, environment, doors
+
+
 if __name__ == "__main__":
     main()

@@ -37,10 +37,9 @@ from brayx.gamecore.client import AsyncClient
 from brayx.gamecore.protocol import AGENT_MARK, StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.http import AsyncHttpTransport
-from brayx.ports import free_port
-from tests.chaos.ledger import PLAIN, ROOT, Entry, Wish, chained, events, replace
+from tests.chaos.ledger import PLAIN, Entry, Wish, at_free_ports, chained, events, replace
 from tests.chaos.verdict import Game, Interruption, Records, check_ends, check_games, check_interruptions
-from tests.end_to_end.jobs import Command, said_on_failure, tuned
+from tests.end_to_end.jobs import Command, said_on_failure
 
 pytestmark = pytest.mark.chaos
 
@@ -334,7 +333,12 @@ class Chaos:
         before, began = self._replicas(), time.time()
         replace(self._folder / "wish.json", asdict(wish))
         done = self._folder / "done.json"
-        await self._until(lambda: json.loads(done.read_text()) == asdict(wish), str(wish))
+
+        def is_done() -> bool:
+            """Also those that end must have ended, or they would not be among `hurt`."""
+            return json.loads(done.read_text()) == asdict(wish) and len(self._replicas()) == wish.replicas
+
+        await self._until(is_done, str(wish))
         for pid in before - self._replicas():
             self.hurt.setdefault(pid, began)
 
@@ -368,26 +372,10 @@ def playing(doors: dict[str, str], records: Records, seed: int) -> list[Player |
 
 
 async def test_sessions_survive_kills_scaling_and_redeployment(tmp_path: Path) -> None:
-    ports = [free_port() for _ in range(6)]
-    http, grpc, native, tcp, metrics, stats = ports
-    environment: dict[str, str | None] = {
-        "PYTHONPATH": str(ROOT),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
-        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    }
-    doors = {
-        "http": f"http://127.0.0.1:{http}",
-        "ws": f"ws://127.0.0.1:{http}",
-        "native http": f"http://127.0.0.1:{native}",
-        "native ws": f"ws://127.0.0.1:{native}",
-        "tcp": f"tcp://127.0.0.1:{tcp}",
-        "grpc": f"grpc://127.0.0.1:{grpc}",
-    }
+    words, environment, doors = at_free_ports(tmp_path)
     replace(tmp_path / "wish.json", asdict(Wish(replicas=3)))
     seed = int(os.environ.get("BRAYX_CHAOS_SEED", str(random.getrandbits(32))))
     print(f"seed {seed}")
-    words = tuned("python", "-m", "tests.chaos.ledger", str(tmp_path), *map(str, (http, grpc, native, tcp)))
     records = Records()
     with Command(words, tmp_path, environment) as command, said_on_failure(command):
         await asyncio.to_thread(command.until, (tmp_path / "done.json").exists, "three replicas ran")

@@ -14,9 +14,8 @@ import psutil
 import pytest
 
 from brayx.gamecore.client import AsyncClient
-from brayx.ports import free_port
-from tests.chaos.ledger import ROOT, Entry, Wish, chained, pid_of, replace
-from tests.end_to_end.jobs import Command, said_on_failure, tuned
+from tests.chaos.ledger import ROOT, Entry, Wish, at_free_ports, chained, pid_of, replace
+from tests.end_to_end.jobs import Command, said_on_failure
 
 pytestmark = pytest.mark.chaos
 
@@ -87,23 +86,9 @@ async def play_during(games: list[Game], during: Callable[[], Awaitable[None]]) 
 
 
 async def test_a_rolling_update_loses_no_numbered_session(tmp_path: Path) -> None:
-    http, grpc, native, tcp, metrics, stats = (free_port() for _ in range(6))
-    environment = {
-        "PYTHONPATH": str(ROOT),
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
-    }
-    doors = {
-        "http": f"http://127.0.0.1:{http}",
-        "ws": f"ws://127.0.0.1:{http}",
-        "native http": f"http://127.0.0.1:{native}",
-        "native ws": f"ws://127.0.0.1:{native}",
-        "tcp": f"tcp://127.0.0.1:{tcp}",
-        "grpc": f"grpc://127.0.0.1:{grpc}",
-    }
+    words, environment, doors = at_free_ports(tmp_path)
     code = tmp_path / "next"
     shutil.copytree(ROOT / "brayx", code / "brayx")
-    words = tuned("python", "-m", "tests.chaos.ledger", str(tmp_path), *map(str, (http, grpc, native, tcp)))
     games = [Game(name, doors[name]) for name in list(doors) * (SESSIONS // len(doors))]
     replace(tmp_path / "wish.json", asdict(Wish(replicas=3)))
     with Command(words, tmp_path, environment) as command, said_on_failure(command):
