@@ -278,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"measuring {case}", style="dim")
         if case == "rllib":
             measured = {
-                "brayx ppo --preset tuned": [learning_brayx(seed) for seed in options.seeds],
+                "brayx, tuned preset": [learning_brayx(seed) for seed in options.seeds],
                 "RLlib": [learning_rllib(seed, options.peers) for seed in options.seeds],
             }
             add(table, "CartPole: s from start to 475", measured)
