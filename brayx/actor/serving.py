@@ -15,6 +15,7 @@ from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.ports import NativeDoors
+from brayx.actor.examples import AcceptedBodies
 from brayx.actor.ownership import Ownership
 from brayx.actor.service import Holder, Reply, Service
 from brayx.actor.table import SessionTable
@@ -85,7 +86,8 @@ class ActorService(Service):
         ownership: as for `SessionTable`.
         shared: other processes of the application open the same native ports.
         is_local: no other machine can reach a door. Then clients get the text of exceptions, unless ``show_errors`` is
-            false; and without keys, HTTP doors answer to names of this machine only.
+            false; without keys, HTTP doors answer to names of this machine only; and the status page may show bodies
+            that a game has sent.
 
     Attributes:
         exported: the metrics that its HTTP doors show; None: none.
@@ -111,6 +113,7 @@ class ActorService(Service):
         self.door_app = DoorApp(self, max_body_bytes=config.max_body_bytes, idle_timeout_s=config.idle_timeout_s)
         self.doors = NativeDoors(self, self.door_app, config, name if shared else None)
         self.exported: OpenMetrics | None = None
+        self._bodies = AcceptedBodies(wanted=is_local)
         self._runtime = runtime
         self._config = config
         self._name = name
@@ -118,6 +121,8 @@ class ActorService(Service):
 
     def submit(self, request: StepRequest, reply: Reply, *, let_in: bool = False) -> None:
         """See `Service.submit`."""
+        if self._bodies.wanted:
+            reply = self._bodies.watch(request, reply)
         if self._keys is not None and not let_in and (refusal := self.refusal(request)) is not None:
             reply(refusal)
         else:
@@ -174,5 +179,6 @@ class ActorService(Service):
             "sessions": len(self.table),
             "draining": self.table.is_shut,
             "doors": self.doors.urls,
+            "example": self._bodies.example,
             **self._runtime.describe(),
         }

@@ -19,6 +19,7 @@ from ray import serve
 from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig, AgentConfig
+from brayx.actor.examples import contract_facts
 from brayx.actor.serving import tracing_of
 from brayx.cluster.hub import HubClient
 from brayx.cluster.league_seats import LeagueInReplica, LeagueSpec
@@ -164,6 +165,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         "mode": spec.config["mode"],
         "policy_versions": runtime.versions(),
         "registered": registered(spec.weights, following.versions() if following is not None else {}),
+        **contract_facts(spec.config.get("contract")),
     }
     return runtime
 

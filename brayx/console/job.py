@@ -129,10 +129,10 @@ def console_keys(job: JobConfig) -> str:
     return file
 
 
-def open_console(
-    job: JobConfig, uri: str, parts: ConsoleJob, say: Callable[[str], None]
-) -> contextlib.AbstractContextManager[object]:
-    """The open console of a job, until the context's end. A job runs on without a console that cannot open.
+@contextlib.contextmanager
+def open_console(job: JobConfig, uri: str, parts: ConsoleJob, say: Callable[[str], None]) -> Iterator[str]:
+    """The console of a job, until the context's end; gives its URL. A job runs on without a console that cannot open,
+    and gives an empty one.
 
     Args:
         job: the job.
@@ -143,10 +143,16 @@ def open_console(
     Raises:
         ConfigError: as `console_keys`.
     """
-    port, words = job.console_port, words_of(job, uri)
-    if port is None:
-        return contextlib.nullcontext()
-    failure = ""
+    console = None if job.console_port is None else _opened(job, words_of(job, uri), parts, say)
+    with contextlib.nullcontext() if console is None else contextlib.closing(console):
+        yield "" if console is None else console.url
+
+
+def _opened(
+    job: JobConfig, words: tuple[str, ...], parts: ConsoleJob, say: Callable[[str], None]
+) -> ConsolePort | None:
+    """Opens the console's port, or a free one if it is taken; None: neither can be opened."""
+    port, failure = job.console_port or 0, ""
     try:
         try:
             console = ConsolePort(job.console_host, port, MODULE, words, parts.answer)
@@ -157,9 +163,9 @@ def open_console(
             console = ConsolePort(job.console_host, 0, MODULE, words, parts.answer)
     except StartupError as error:
         say(f"there is no console: {error.message}")
-        return contextlib.nullcontext()
+        return None
     say(f"{failure}the console is {console.url}")
-    return contextlib.closing(console)
+    return console
 
 
 @contextlib.contextmanager
@@ -169,8 +175,8 @@ def console_of_training(
     facts: Callable[[], dict[str, Any]],
     live: contextlib.AbstractContextManager[Live | None],
     say: Callable[[str], None],
-) -> Iterator[None]:
-    """The console of a training, which it may stop if it runs in the main thread.
+) -> Iterator[str]:
+    """The console of a training, which it may stop if it runs in the main thread; gives its URL, as `open_console`.
 
     Args:
         facts: as for `ConsoleJob`.
@@ -179,8 +185,8 @@ def console_of_training(
     """
     with live as sessions:
         parts = ConsoleJob(facts, sessions, can_stop=threading.current_thread() is threading.main_thread())
-        with open_console(job, uri, parts, say):
-            yield
+        with open_console(job, uri, parts, say) as url:
+            yield url
 
 
 def words_of(job: JobConfig, uri: str) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from brayx.tracking import Trial, check_writable, tracking_uri
 from brayx.tracking.clerk import Clerk
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from brayx.actor.agent_actor import AgentActorFactory
     from brayx.actor.host import LocalHost
@@ -169,6 +169,7 @@ class _LocalTraining(JobTraining):
     save_s, copy_s = 4.0, 2.0
 
     def make_parts(self) -> None:
+        self._console = ""
         job, layout, clerk = self.job, self.layout, self.clerk
         self._league: LocalLeagueTraining | None = None
         self._behaviours: BehaviourTraining | None = None
@@ -237,18 +238,21 @@ class _LocalTraining(JobTraining):
         self.clerk.settle()
         return last
 
-    def console(self, facts: Callable[[], dict[str, Any]]) -> contextlib.AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def console(self, facts: Callable[[], dict[str, Any]]) -> Iterator[None]:
         from brayx.console.live import LiveSessions
 
         live: contextlib.AbstractContextManager[LiveSessions | None] = contextlib.nullcontext()
         if self._doors is not None:
             live = contextlib.closing(LiveSessions(self._doors, self.job.drawing))
-        return console_of_training(self.job, self.uri, facts, live, self.progress.say)
+        with console_of_training(self.job, self.uri, facts, live, self.progress.say) as self._console:
+            yield
 
     def _closed_doors(self, learned: LocalModel) -> LocalHost:
         """The actor behind doors that are still closed; ``learned`` is the acting side of the model that is trained."""
         from brayx.actor.agent import Services
         from brayx.actor.agent_actor import AgentActorFactory
+        from brayx.actor.examples import contract_facts
         from brayx.actor.host import LocalHost
         from brayx.actor.serving import Runtime, tracing_of
         from brayx.recording.recorder import closing, recorders_of
@@ -283,6 +287,8 @@ class _LocalTraining(JobTraining):
             lambda: {
                 "mode": "train",
                 "policy_versions": {name: acting.version for name, acting in models.items()},
+                "console": self._console,
+                **contract_facts(job.contract),
             },
             [*closing(recorders), self._close_models, *(champion.close for champion in self._champions.values())],
         )

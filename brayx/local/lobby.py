@@ -18,6 +18,7 @@ from typing import Any, Self
 from brayx.actor.actor import Actor
 from brayx.actor.contract_agent import ActionLimits
 from brayx.actor.contracts import behaviour_of, contract_of, unknown_behaviour
+from brayx.actor.examples import contract_example
 from brayx.actor.host import LocalHost
 from brayx.actor.serving import Runtime
 from brayx.command_line import say
@@ -41,6 +42,14 @@ for a person."""
 _STEADY_S = 60.0
 """A gamecore that has not failed for this long works."""
 _END_S = 2.0
+_ANY = Contract.parse(
+    {
+        "contract": 1,
+        "observations": {"position": {"shape": [2]}},
+        "actions": {"move": {"kind": "discrete", "size": 4}},
+    }
+)
+"""A contract for the doors' page while none is known: this job learns any."""
 MAX_BEHAVIOURS = 16
 """Maximum number of behaviours in a job: each has a network and a learner of its own. Refused ones do not count."""
 MAX_CONTRACTS = 64
@@ -242,7 +251,10 @@ class Lobby:
         return self._bound.make_actor()
 
     def _describe(self) -> dict[str, Any]:
-        return {"mode": "train", "waits_for": "a game's contract"} if self._bound is None else self._bound.describe()
+        if self._bound is not None:
+            return self._bound.describe()
+        contract = next((behaviour.contract for behaviour in self._behaviours.values()), _ANY)
+        return {"mode": "train", "waits_for": "a game's contract", "example": contract_example(contract)}
 
     def _failed(self, line: str) -> None:
         self._recorder.add("gamecores_failed", 1.0, note=one_line(line))

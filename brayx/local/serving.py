@@ -17,6 +17,7 @@ from typing import Any, Self
 from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.doors.ports import on_loopback
+from brayx.actor.examples import contract_facts
 from brayx.actor.host import LocalHost
 from brayx.actor.logs import SessionLogOpener
 from brayx.actor.models import ArmLike, Arms
@@ -89,7 +90,7 @@ class Serving:
         served = served_models(job, uri, models or {})
         self._sources = {name: model.source for name, model in served.items()}
         job = next((model.job for model in served.values()), job)
-        self._job, self._uri = job, uri
+        self._job, self._uri, self._console = job, uri, ""
         league = served_league(job, uri, self._sources, trial=trial)
         resident = league.resident(job.models)
         of_registry = pool_args(job, uri, self._sources, league.versions)
@@ -166,7 +167,7 @@ class Serving:
         set_share = None if self._follower is None else self._follower.set_share
         live = LiveSessions(self._host, self._job.drawing)
         parts = ConsoleJob(self._console_facts, live, set_share)
-        with contextlib.closing(live), open_console(self._job, self._uri, parts, say):
+        with contextlib.closing(live), open_console(self._job, self._uri, parts, say) as self._console:
             yield
 
     def drain(self, timeout_s: float) -> bool:
@@ -209,7 +210,8 @@ class Serving:
 
     def _facts(self) -> dict[str, Any]:
         versions = {name: model.version for name, model in self._models.items()}
-        return {"mode": "serve", "policy_versions": versions, "registered": self.registered}
+        facts = {"mode": "serve", "policy_versions": versions, "registered": self.registered, "console": self._console}
+        return facts | contract_facts(self._job.contract)
 
     def _console_facts(self) -> dict[str, Any]:
         head = {"project": self._job.project, "doors": dict(self.urls)}

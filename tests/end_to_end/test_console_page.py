@@ -75,6 +75,20 @@ def test_the_overview_says_what_runs_and_what_is_lost(served: tuple[Job, Serving
         tick(1.0)
         players = page.get_by_text("Players now", exact=True).locator("xpath=..")
         expect(players.get_by_text("1", exact=True)).to_be_visible()
+    page.goto(serving.url)
+    expect(page.get_by_text("This job accepts this session:")).to_be_visible()
+    expect(page.get_by_text("""-H 'step_kind: tick' -d '{"x": """)).to_be_visible()
+    page.get_by_role("link", name=console.url).click()
+    expect(page.get_by_text(f"{PROJECT}, serving for")).to_be_visible()
+
+
+def test_the_documentation_has_a_line_for_every_call(served: tuple[Job, Serving, Console], page: Page) -> None:
+    _, _, console = served
+    page.goto(f"{console.url}/docs")
+    calls = sum(len(methods) for methods in console.get("/openapi.json")["paths"].values())
+    lines = page.locator("summary span")
+    expect(lines).to_have_count(calls)
+    assert all(line.strip() for line in lines.all_inner_texts())
 
 
 def test_a_session_is_followed_while_its_game_plays(served: tuple[Job, Serving, Console], page: Page) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import html
 import json
+import shlex
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -117,20 +118,47 @@ def page(status: Mapping[str, Any]) -> str:
     """The page of a door for browsers: it shows what the door serves, and how to call it.
 
     Args:
-        status: JSON values of the status page.
+        status: JSON values of the status page. Its ``example`` has the bodies of a ``start`` and a ``tick``, in text.
     """
-    facts = {name: value for name, value in status.items() if name not in ("service", "application", "doors")}
-    name = str(status.get("application", ""))
-    doors = "".join(
-        f"<tr><th>{html.escape(door)}</th><td><code>{html.escape(url)}</code></td></tr>"
-        for door, url in status.get("doors", {}).items()
+    apart = ("service", "application", "doors", "example", "console")
+    facts = {name.replace("_", " "): html.escape(_shown(value)) for name, value in status.items() if name not in apart}
+    urls = dict(status.get("doors", {}))
+    doors = {door: f"<code>{html.escape(url)}</code>" for door, url in urls.items()}
+    if console := html.escape(status.get("console", "")):
+        doors["console"] = f'<a href="{console}">{console}</a>'
+    listed = doors and f"<p>Doors, as reached from this machine:</p>{_table(doors)}"
+    body = f"<p>{_WHAT}</p>\n{_table(facts)}\n{_calls(urls, status.get('example', {}))}\n{listed}"
+    return document(str(status.get("application", "")), body)
+
+
+def _table(rows: Mapping[str, str]) -> str:
+    """A table of names and HTML."""
+    cells = "".join(f"<tr><th>{html.escape(name)}</th><td>{row}</td></tr>" for name, row in rows.items())
+    return f"<table>{cells}</table>"
+
+
+def _calls(doors: Mapping[str, str], example: Mapping[str, str]) -> str:
+    """How to call a door, with the bodies of an example."""
+    url = doors.get("http", doors.get("native", "URL"))
+    bodies = example or {"tick": '{"obs": [0, 0, 0, 0], "reward": 0}'}
+    calls = "\n".join(
+        f"curl -X POST {url}{STEP_PATH} -H 'session: game-1' -H 'step_kind: {kind}'"
+        + (f" -d {shlex.quote(bodies[kind])}" if bodies.get(kind) else "")
+        for kind in ("start", "tick", "stop")
     )
-    rows = "".join(
-        f"<tr><th>{html.escape(fact.replace('_', ' '))}</th><td>{html.escape(_shown(value))}</td></tr>"
-        for fact, value in facts.items()
+    whose = "This job accepts this session:" if example else "The agent decides what a tick contains. A session may be:"
+    shown = "".join(
+        f"<p>The body of its {kind}:</p><pre>{html.escape(_indented(body), quote=False)}</pre>"
+        for kind, body in example.items()
     )
-    listed = doors and f"<p>Doors, as reached from this machine:</p><table>{doors}</table>"
-    return document(name, f"<p>{_WHAT}</p>\n<table>{rows}</table>\n{_HOW}\n{listed}")
+    return f"<p>{whose}</p>\n<pre>{html.escape(calls, quote=False)}</pre>\n{shown}<p>{_FURTHER}</p>"
+
+
+def _indented(body: str) -> str:
+    try:
+        return json.dumps(json.loads(body), indent=2, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return body
 
 
 def _shown(value: Any) -> str:
@@ -142,9 +170,5 @@ def _shown(value: Any) -> str:
 
 
 _WHAT = "A game plays here: it starts a session, sends ticks and gets actions."
-_HOW = f"""<p>With <code>URL</code> for the address of this page, one session is:</p>
-<pre>curl -X POST URL{STEP_PATH} -H 'session: game-1' -H 'step_kind: start'
-curl -X POST URL{STEP_PATH} -H 'session: game-1' -H 'step_kind: tick' -d '{{"obs": [0, 0, 0, 0], "reward": 0}}'
-curl -X POST URL{STEP_PATH} -H 'session: game-1' -H 'step_kind: stop'</pre>
-<p>A WebSocket at <code>URL{SESSION_PATH}</code> is a session by itself: each message is a tick, each reply an action.
-<code>brayx doctor URL</code> tries both. The agent decides what a tick contains.</p>"""
+_FURTHER = f"""A WebSocket at <code>{SESSION_PATH}</code> is a session by itself: each message is a tick, each reply an
+action. <code>brayx doctor URL</code> tries both, where <code>URL</code> is the address of this page."""

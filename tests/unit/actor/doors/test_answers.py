@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import shlex
 from collections.abc import Iterator
 from contextlib import closing
+from html import unescape
 from typing import Any
 
 import pytest
@@ -92,6 +94,17 @@ def test_the_page_says_what_is_served_and_how_to_call_it() -> None:
     assert "step_kind: tick" in html
     assert "{{" not in html
     assert '"reward": 0}' in html
+
+
+def test_the_page_has_the_bodies_of_its_own_job_and_leads_to_the_console() -> None:
+    example = {"start": '{"name": "it\'s"}', "tick": '{"x": [1, 2]}'}
+    html = page({**FACTS, "example": example, "console": "http://127.0.0.1:8110"})
+    assert '<a href="http://127.0.0.1:8110">' in html
+    lines = unescape(html).splitlines()
+    calls = [shlex.split(line.removeprefix("<pre>").removesuffix("</pre>")) for line in lines if "curl -X" in line]
+    bodies = [call[call.index("-d") + 1] if "-d" in call else None for call in calls]
+    assert bodies == [example["start"], example["tick"], None]
+    assert "obs" not in html
 
 
 @pytest.mark.parametrize("origin", ["play.example.com", "https://play.example.com/", "https://*.example.com", ""])
