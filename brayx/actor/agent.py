@@ -206,6 +206,7 @@ def record(name: str, value: float, *, label: str = "", kind: Kind | str | None 
         services.outcome.result = float(value)
         for arm in services.arms:
             services.recorder.add("arm_return", value, label=arm)
+            services.recorder.add("arm_return_squared", float(value) ** 2, label=arm)
 
 
 def result(value: str | float) -> None:

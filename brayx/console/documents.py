@@ -38,6 +38,34 @@ class RefusalDocument(Document):
     """Facts for programs."""
 
 
+class ResultDocument(Document):
+    """A mean return."""
+
+    mean: float
+    error: float | None = None
+    """Its standard error: the 95 % interval is 1.96 times as far on both sides; null: not known."""
+    games: float | None = None
+    """Number of games in it; null: not known."""
+
+
+def result_of(tags: Mapping[str, str]) -> ResultDocument | None:
+    """The result of a registered version: of an evaluation, or else of its training; None: it has none."""
+    prefix = "rating" if "rating_games" in tags else "return"
+    mean = number_of(tags, "rating", "return")
+    if mean is None:
+        return None
+    return ResultDocument(mean=mean, error=number_of(tags, f"{prefix}_error"), games=number_of(tags, f"{prefix}_games"))
+
+
+def served_result(tags: Mapping[str, str]) -> ResultDocument | None:
+    """The result of a registered version in service; see `brayx.model.pool.Pool`."""
+    mean = number_of(tags, "serving.episode_return")
+    if mean is None:
+        return None
+    error, games = number_of(tags, "serving.return_error"), number_of(tags, "serving.games")
+    return ResultDocument(mean=mean, error=error, games=games)
+
+
 def number_of(tags: Mapping[str, str], *names: str) -> float | None:
     """The first of these tags that is a finite number; None: none is."""
     for name in names:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter
 
-from brayx.console.documents import Document, number_of
+from brayx.console.documents import Document, ResultDocument, result_of, served_result
 from brayx.console.source import Source
 from brayx.console.trials import thinned
 from brayx.console.verdict import NO_JOB, VerdictDocument, verdict_of_service, verdict_of_training
@@ -90,10 +91,11 @@ class ArmDocument(Document):
     errors: float = 0.0
     """Sessions that an error ended."""
     refusals: float = 0.0
-    games: float | None = None
-    """Number of games that have ended; null: not counted."""
-    mean_return: float | None = None
-    """Mean return of the newest games; null: none has ended."""
+    result: ResultDocument | None = None
+    """Mean return of all its games as the registry has it, or of the newest ones; null: none has ended."""
+    p50_s: float | None = None
+    p99_s: float | None = None
+    """Percentiles of the newest ticks' time; null: none is timed yet."""
 
     @property
     def label(self) -> str:
@@ -106,16 +108,16 @@ class RatedDocument(Document):
 
     name: str
     version: int
-    mean_return: float | None
-    """Mean return in training, or of an evaluation since; null: not known."""
-    games: float | None
-    """Number of games in it; null: not known."""
+    result: ResultDocument | None
+    """Its return in training, or of an evaluation since; null: not known."""
 
 
 class OverviewDocument(Document):
     """The verdict on the job, and what it is based on."""
 
     verdict: VerdictDocument
+    arms: list[ArmDocument] = []
+    """The versions that serve, with the results that the registry has of them."""
     curve: list[tuple[float, float]] = []
     """``(env steps, mean return of the last 100 games)`` of the trial that is being trained."""
     means: list[tuple[float, float]] = []
@@ -140,10 +142,14 @@ def routes(source: Source) -> APIRouter:
         job = _job(source)
         if not job.running:
             return OverviewDocument(verdict=VerdictDocument(state="none", reason=NO_JOB))
-        champion, newest = _versions(source)
+        entries = [] if missing_database(source.uri) is not None else versions(source.project, source.uri)
+        rated = {entry.version: _rated(entry) for entry in entries}
+        champion = rated.get(aliases(source.project, source.uri).get("champion", 0)) if entries else None
+        newest = rated[entries[-1].version] if entries else None
         if job.mode == "serve":
             verdict = verdict_of_service(job.numbers, job.errors, job.sessions)
-            return OverviewDocument(verdict=verdict, champion=champion, newest=newest)
+            arms = with_results(job.arms, {entry.version: entry.tags for entry in entries})
+            return OverviewDocument(verdict=verdict, arms=arms, champion=champion, newest=newest)
         returns = _curve(source, job.run_id, RETURN_CHART)
         means = _curve(source, job.run_id, CHARTS["episode_return"])
         verdict = verdict_of_training(
@@ -174,17 +180,29 @@ def _job(source: Source) -> JobDocument:
 def _arms(numbers: Mapping[str, float]) -> list[ArmDocument]:
     """The arms in a service's numbers, such as ``arm_ticks.model/champion/3``."""
     fields = {f"arm_{field}": field for field in ("sessions", "ticks", "errors", "refusals")}
-    fields["arm_return"] = "mean_return"
-    found: dict[str, dict[str, float]] = {}
-    for name, value in numbers.items():
+    by_arm: dict[str, dict[str, Any]] = {}
+    for name, number in numbers.items():
+        value: float | ResultDocument = number
         metric, _, label = name.partition(".")
-        if metric in fields and label.count("/") >= 2:
-            found.setdefault(label, {})[fields[metric]] = value
+        field = fields.get(metric)
+        if metric == "arm_seconds":
+            label, _, percentile = label.rpartition(".")
+            field = f"{percentile}_s"
+        if metric == "arm_return":
+            field, value = "result", ResultDocument(mean=number)
+        if field and label.count("/") >= 2 and not label.endswith(".run"):
+            by_arm.setdefault(label, {})[field] = value
     arms = []
-    for label, results in sorted(found.items()):
+    for label, results in sorted(by_arm.items()):
         model, alias, version = label.rsplit("/", 2)
         arms.append(ArmDocument(model=model, alias=alias, version=int(version), **results))
     return arms
+
+
+def with_results(arms: Sequence[ArmDocument], tags: Mapping[int, Mapping[str, str]]) -> list[ArmDocument]:
+    """Arms with the results of all their games, by the tags of the versions of their model."""
+    results = [served_result(tags.get(arm.version, {})) or arm.result for arm in arms]
+    return [arm.model_copy(update={"result": result}) for arm, result in zip(arms, results, strict=True)]
 
 
 def _curve(source: Source, run_id: str, chart: str) -> list[tuple[float, float]]:
@@ -197,17 +215,5 @@ def _curve(source: Source, run_id: str, chart: str) -> list[tuple[float, float]]
         return []
 
 
-def _versions(source: Source) -> tuple[RatedDocument | None, RatedDocument | None]:
-    """The champion and the newest version of the project's first model."""
-    if missing_database(source.uri) is not None:
-        return None, None
-    entries = versions(source.project, source.uri)
-    champion = aliases(source.project, source.uri).get("champion")
-    rated = {entry.version: _rated(entry) for entry in entries}
-    return rated.get(champion or 0), rated[entries[-1].version] if entries else None
-
-
 def _rated(entry: PoolEntry) -> RatedDocument:
-    mean = number_of(entry.tags, "rating", "return")
-    games = number_of(entry.tags, "rating_games", "return_games")
-    return RatedDocument(name=entry.name, version=entry.version, mean_return=mean, games=games)
+    return RatedDocument(name=entry.name, version=entry.version, result=result_of(entry.tags))

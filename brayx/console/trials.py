@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, TypeVar
 
 import numpy as np
@@ -14,6 +14,7 @@ from brayx.console.documents import MAX_POINTS, Document, DoneDocument
 from brayx.console.source import Source
 from brayx.errors import ConfigError, JobNotRunning
 from brayx.metrics.charts import CHARTS
+from brayx.tracking.mlflow_page import MLFLOW_UI
 from brayx.tracking.trials import trials as newest_trials
 
 _MAX_CURVES = 20
@@ -32,11 +33,15 @@ class TrialDocument(Document):
     mean_return: float | None
     games: float | None
     """Number of games in the mean return."""
+    error: float | None = None
+    """Standard error of the mean return."""
     champion: str
     is_child: bool
     began_s: float = 0.0
     ended_s: float | None = None
     """Unix time; null: it has not ended."""
+    page: str = ""
+    """Its project's page in MLflow: at the tracking server, or at `mlflow ui` on this machine."""
     can_stop: bool = False
     """Whether this console can stop it: the console's job trains it, and can be interrupted."""
 
@@ -64,7 +69,9 @@ def routes(source: Source) -> APIRouter:
             return []
         job = source.job()
         stoppable = job.get("run_id") if job.get("can_stop") else None
-        return [TrialDocument(**asdict(row), can_stop=row.run_id == stoppable) for row in rows]
+        server = source.uri.rstrip("/") if source.uri.startswith("http") else MLFLOW_UI
+        pages = [replace(row, page=server + row.page) for row in rows]
+        return [TrialDocument(**asdict(row), can_stop=row.run_id == stoppable) for row in pages]
 
     @router.get("/{run_id}")
     def curves(run_id: str, metric: Annotated[list[str], Query(description="only these")] = []) -> CurvesDocument:  # noqa: B006

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from brayx.errors import ModelNotFound
 from brayx.jobs.contracts import BEHAVIOUR_TAG, CONTRACT_TAG, plain_name
-from brayx.metrics import BEST_METRIC, GAMES_OF_BEST, significant
+from brayx.metrics import BEST_METRIC, ERROR_OF_BEST, GAMES_OF_BEST, significant
 from brayx.metrics.charts import RETURN_CHART
 from brayx.tracking import Checkpoint, PoolEntry, Trial, aliased, find, register
+from brayx.tracking.mlflow_page import NOTE_TAG
 from brayx.tracking.tensorboard import log_onnx
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def register_best(
     mean, games = significant(best.metrics[BEST_METRIC]), f"{best.metrics.get(GAMES_OF_BEST, math.nan):.0f}"
     played = f"mean return {mean} over {games} games after {best.step:,} env steps"
     tags = {"return": mean, "return_games": games, "rating": mean, "env_steps": str(best.step)}
+    if ERROR_OF_BEST in best.metrics:
+        tags["return_error"] = f"{best.metrics[ERROR_OF_BEST]:.4g}"
     tags["project"] = trial.project
     tags |= {name: value for name, value in trial.tags().items() if name in (CONTRACT_TAG, BEHAVIOUR_TAG)}
     about = f"{played} of trial {trial.name!r} in project {trial.project!r}."
@@ -63,6 +66,7 @@ def register_best(
         log_onnx(trial, onnx)
     # Register last, because that moves the alias: after an error there is no new champion.
     new = register(trial, best, name, alias=alias, tags=tags, onnx=onnx, spec=spec, description=about).version
+    trial.set_tag(NOTE_TAG, f"{played}: {name} version {new}{'' if stays else ', champion'}")
     if last.step != best.step:
         has = significant(last.metrics[BEST_METRIC]) if BEST_METRIC in last.metrics else "too few games"
         played += f" (the best checkpoint; the last, after {last.step:,}, has {has})"

@@ -5,6 +5,9 @@ Knows nothing of how games are played.
 
 from __future__ import annotations
 
+import math
+import statistics
+
 from brayx.errors import ConfigError, StartupError
 from brayx.gamecore.status import read_status
 from brayx.gamecore.transports.base import Endpoint
@@ -54,8 +57,8 @@ def served(url: str, uri: str) -> PoolEntry:
 
 
 def rate(name: str, version: int, env_id: str, result: Evaluation, uri: str) -> None:
-    """Tags a version with its mean return (``rating``), the number of games (``rating_games``) and their environment
-    (``rating_env``).
+    """Tags a version with its mean return (``rating``) and that mean's standard error (``rating_error``), the number of
+    games (``rating_games``) and their environment (``rating_env``).
 
     Raises:
         ConfigError: some games did not finish; the others would bias the rating, because short games end first.
@@ -64,4 +67,7 @@ def rate(name: str, version: int, env_id: str, result: Evaluation, uri: str) -> 
     if result.missing:
         raise ConfigError(f"{result.missing} games did not end: the finished ones alone give no rating")
     games = str(len(result.returns))
-    tag(name, version, {"rating": f"{result.mean:g}", "rating_games": games, "rating_env": env_id}, uri)
+    tags = {"rating": f"{result.mean:g}", "rating_games": games, "rating_env": env_id, "rating_error": ""}
+    if len(result.returns) > 1:
+        tags["rating_error"] = f"{statistics.stdev(result.returns) / math.sqrt(len(result.returns)):.4g}"
+    tag(name, version, tags, uri)

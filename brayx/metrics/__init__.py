@@ -9,6 +9,7 @@ from brayx.metrics.cell import BOUNDS, SIGNED_BOUNDS
 from brayx.metrics.declarations import (
     BEST_METRIC,
     DROPPED,
+    ERROR_OF_BEST,
     FOLDED,
     GAMES_OF_BEST,
     MAX_LABELS,
@@ -33,6 +34,7 @@ __all__ = [
     "BEST_METRIC",
     "BOUNDS",
     "DROPPED",
+    "ERROR_OF_BEST",
     "FOLDED",
     "GAMES_OF_BEST",
     "MAX_LABELS",

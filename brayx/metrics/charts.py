@@ -19,6 +19,7 @@ from brayx.metrics.totals import (
     GAMES_IN_WINDOW,
     LOST_IN_WINDOW,
     OVERLOADED_IN_WINDOW,
+    RETURN_ERROR,
     SECONDS,
 )
 
@@ -27,6 +28,7 @@ _CHARTS: Mapping[str, Mapping[str, str]] = {
         "episode_return.last100": "last_100_games",
         "episode_return": "mean",
         GAMES_IN_WINDOW: "window_games",
+        RETURN_ERROR: "standard_error",
     },
     "session": {
         GAMES: "games",
@@ -103,6 +105,7 @@ GROUPS: Mapping[str, str] = {
 """Title of each group of brayx, in the order of the console's page. An application may add groups."""
 SERVING_CHARTS: Mapping[str, str] = {
     "episode_return": CHARTS["episode_return"],
+    "return_error": CHARTS[RETURN_ERROR],
     GAMES: CHARTS[GAMES],
     "sessions": "session/sessions",
     "errors": "session/errors",

@@ -68,6 +68,8 @@ BEST_METRIC = "episode_return"
 """Name of a checkpoint's mean return."""
 GAMES_OF_BEST = "games"
 """Name of the number of games in that mean."""
+ERROR_OF_BEST = "error"
+"""Name of the standard error of that mean."""
 
 METRICS: dict[str, Metric] = {
     metric.name: metric
@@ -98,7 +100,9 @@ METRICS: dict[str, Metric] = {
         Metric("recording_frames_lost", "frames", Kind.SUM, "frames that their ticks lack, by reason"),
         Metric("arm_sessions", "sessions", Kind.SUM, "sessions begun, by model, arm and version"),
         Metric("arm_ticks", "ticks", Kind.SUM, "ticks answered, by model, arm and version"),
+        Metric("arm_seconds", "s", Kind.PERCENTILE, "time of a tick, one in eight, by model, arm and version"),
         Metric("arm_return", "reward", Kind.MEAN, "return of a finished game, by model, arm and version"),
+        Metric("arm_return_squared", "reward^2", Kind.SUM, "its square, from which its standard error follows"),
         Metric("arm_refusals", "forwards", Kind.SUM, "forwards answered with a typed error, by model, arm and version"),
         Metric("arm_errors", "sessions", Kind.SUM, "sessions that an error ended, by model, arm and version"),
         Metric("forward_batch_size", "observations", Kind.MEAN, "observations in one engine call"),

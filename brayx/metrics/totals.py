@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -41,6 +42,8 @@ GAMES = "games"
 GAMES_IN_WINDOW = "games_in_window"
 """Games that ``episode_return.last100`` is the mean of: at most `WINDOW_GAMES`, and fewer than `GAMES` if a trial or
 its hub was resumed, or if games failed."""
+RETURN_ERROR = "episode_return.error100"
+"""Standard error of ``episode_return.last100``; with two games at least."""
 FAILED_IN_WINDOW = "games_failed_in_window"
 """Games that failed, among the last `WINDOW_GAMES` that finished or failed."""
 OVERLOADED_IN_WINDOW = "games_overloaded_in_window"
@@ -283,6 +286,8 @@ class Totals:
         }
         if returns:
             derived[_RETURN] = sum(returns) / len(returns)
+        if len(returns) > 1:
+            derived[RETURN_ERROR] = statistics.stdev(returns) / math.sqrt(len(returns))
         now = self._clock()
         for name, window in self._windows.items():
             if window:

@@ -6,6 +6,7 @@ A model that is served by an alias has one arm, or two with a canary. An arm is 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -17,9 +18,10 @@ RESULTS = {
     "arm_ticks": "ticks",
     "arm_refusals": "refusals",
     "arm_errors": "errors",
+    "arm_return_squared": "squares",
     "arm_return": "episode_return",
 }
-"""brayx's metrics of arms, and their names in MLflow; the last is a mean over games."""
+"""brayx's metrics of arms, and their names in MLflow; the last is a mean over games, and the squares give its error."""
 
 
 class Arm(NamedTuple):
@@ -98,7 +100,7 @@ class Results:
     """Results of the sessions of one arm.
 
     Attributes:
-        totals: sums by name, as in MLflow; also ``games``, and the sum of their ``returns``.
+        totals: sums by name, as in MLflow; also ``games``, and the sums of their ``returns`` and ``squares``.
     """
 
     totals: dict[str, float] = field(default_factory=dict)
@@ -119,15 +121,26 @@ class Results:
     def numbers(self) -> dict[str, float]:
         """Numbers as MLflow has them."""
         games = self.totals.get("games", 0.0)
-        mean = {"episode_return": self.totals["returns"] / games} if games else {}
         counts = dict.fromkeys(("sessions", "ticks", "refusals", "errors", "games"), 0.0)
-        return counts | {name: value for name, value in self.totals.items() if name != "returns"} | mean
+        counts |= {name: value for name, value in self.totals.items() if name not in ("returns", "squares")}
+        if not games:
+            return counts
+        mean = self.totals["returns"] / games
+        variance = self.totals.get("squares", math.nan) - games * mean**2
+        if games < 2 or math.isnan(variance):
+            return counts | {"episode_return": mean}
+        variance = max(variance, 0.0) / (games - 1)
+        return counts | {"episode_return": mean, "return_error": math.sqrt(variance / games)}
 
     @classmethod
     def of(cls, numbers: Mapping[str, float]) -> Results:
         """Results from MLflow's numbers."""
-        totals = {name: value for name, value in numbers.items() if name != "episode_return"}
-        totals["returns"] = numbers.get("episode_return", 0.0) * numbers.get("games", 0.0)
+        means = ("episode_return", "return_error")
+        totals = {name: value for name, value in numbers.items() if name not in means}
+        mean, games = numbers.get("episode_return", 0.0), numbers.get("games", 0.0)
+        totals["returns"] = mean * games
+        error = numbers.get("return_error", math.nan if games > 1 else 0.0)  # NaN: written before errors were
+        totals["squares"] = error**2 * games * (games - 1) + games * mean**2
         return cls(totals)
 
     def _sum(self, name: str, value: float) -> None:

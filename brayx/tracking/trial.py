@@ -22,6 +22,7 @@ from urllib.parse import parse_qsl, urlencode
 from brayx.errors import ConfigError, TrackingError, TrialNotFound, first_line
 from brayx.names import escape_of, shortened, unescaped
 from brayx.temporary import temporary_folder
+from brayx.tracking.mlflow_page import EXPERIMENT_TAGS
 from brayx.tracking.owner import OWNER_TAG, owner_of, pid_here, refuse_if_owned
 from brayx.tracking.store import client_of, get_or_none, telling
 from brayx.urls import missing_database, sqlite_path
@@ -37,8 +38,6 @@ log = logging.getLogger(__name__)
 ARTIFACTS_FOLDER = "mlartifacts"
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
-_KIND_TAG, _KIND = "mlflow.experimentKind", "custom_model_development"
-"""Tag that makes MLflow's pages show a project as machine learning, with runs and charts first, and not as GenAI."""
 _CHECKPOINTS = "checkpoints"
 _CHECKPOINT_TAG = "brayx.checkpoint."
 PARENT_TAG = "mlflow.parentRunId"
@@ -482,7 +481,7 @@ def _experiment(client: MlflowClient, project: str, uri: str) -> str:
         path = sqlite_path(uri)
         location = (path.parent / ARTIFACTS_FOLDER / project).as_uri() if path is not None else None
         try:
-            return str(client.create_experiment(project, artifact_location=location, tags={_KIND_TAG: _KIND}))
+            return str(client.create_experiment(project, artifact_location=location, tags=EXPERIMENT_TAGS))
         except MlflowException:
             # Another process made it between the two calls; anything else fails again here.
             experiment = client.get_experiment_by_name(project)
@@ -490,8 +489,9 @@ def _experiment(client: MlflowClient, project: str, uri: str) -> str:
                 raise
     if experiment.lifecycle_stage != "active":
         raise TrackingError(f"project {project!r} was deleted in MLflow; restore it, or name another", project=project)
-    if _KIND_TAG not in experiment.tags:
-        client.set_experiment_tag(experiment.experiment_id, _KIND_TAG, _KIND)
+    for name, value in EXPERIMENT_TAGS.items():
+        if name not in experiment.tags:  # else somebody has chosen
+            client.set_experiment_tag(experiment.experiment_id, name, value)
     return str(experiment.experiment_id)
 
 

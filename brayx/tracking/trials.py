@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from brayx.metrics import games_text, significant
 from brayx.metrics.charts import CHARTS, RETURN_CHART
-from brayx.metrics.totals import GAMES_IN_WINDOW
+from brayx.metrics.totals import GAMES_IN_WINDOW, RETURN_ERROR
 from brayx.tables import aligned
 from brayx.tracking.finding import newest_runs
+from brayx.tracking.mlflow_page import page_of
 from brayx.tracking.owner import owner_is_gone
 from brayx.tracking.store import client_of, telling
 from brayx.tracking.trial import PARENT_TAG
@@ -35,6 +36,8 @@ class TrialRow:
         env_steps, mean_return: newest values; None: not written. The return is the mean of the last 100 games, or, in
             a search, the one that its trials were compared by.
         games: number of games in that mean; None: not written.
+        error: that mean's standard error; None: not written.
+        page: its project's page in MLflow, below the address of MLflow's server.
         champion: ``NAME version N`` if the champion of a registered model comes from this trial; otherwise empty.
         is_child: it belongs to the trial above, as a player's trial to its league's, and is named after the player.
         run_id: MLflow's id of it.
@@ -52,6 +55,8 @@ class TrialRow:
     run_id: str = ""
     began_s: float = 0.0
     ended_s: float | None = None
+    error: float | None = None
+    page: str = ""
 
 
 def trials(uri: str, project: str = "") -> list[TrialRow]:
@@ -86,6 +91,8 @@ def trials(uri: str, project: str = "") -> list[TrialRow]:
             run.info.run_id,
             run.info.start_time / 1e3,
             run.info.end_time / 1e3 if run.info.end_time else None,
+            run.data.metrics.get(CHARTS[RETURN_ERROR]),
+            page_of(run.info.experiment_id),
         )
         for run, is_child in _below_parents(runs)
     ]

@@ -25,6 +25,7 @@ from brayx.engines.normalised import observed
 from brayx.engines.torch import module_weights
 from brayx.errors import BrayxError, Diverged, ModelError, first_line
 from brayx.metrics import METRICS, WINDOW_GAMES, Bars, Kind
+from brayx.metrics.totals import RETURN_ERROR
 from brayx.nets.normaliser import follow, is_fresh
 from brayx.nets.recurrent import state_argument
 from brayx.replay.packing import Batch
@@ -428,4 +429,4 @@ def _version(batch: Batch) -> float:
 def _score(newest: Mapping[str, float], games: int) -> PolicyScore | None:
     window, mean = int(newest.get(WINDOW_METRIC, 0)), newest.get(RETURN_METRIC)
     enough = newest.get(GAMES_METRIC, 0) >= games and window >= min(games, WINDOW_GAMES)
-    return PolicyScore(mean, window) if enough and mean is not None else None
+    return PolicyScore(mean, window, newest.get(RETURN_ERROR)) if enough and mean is not None else None

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from brayx.errors import TrackingError
-from brayx.metrics import BEST_METRIC, GAMES_OF_BEST
+from brayx.metrics import BEST_METRIC, ERROR_OF_BEST, GAMES_OF_BEST
 from brayx.replay.packing import Batch
 from brayx.temporary import temporary_folder
 from brayx.tracking.pending import Keeper
@@ -31,10 +31,11 @@ _SAMPLES = 256
 
 
 class PolicyScore(NamedTuple):
-    """A policy's mean return over its last games, and the number of games."""
+    """A policy's mean return over its last games, the number of games, and the mean's standard error, if known."""
 
     mean: float
     games: int
+    error: float | None = None
 
 
 class Saver:
@@ -83,6 +84,8 @@ class Saver:
         if score is not None:
             counters.best_return = max(score.mean, best if best is not None else score.mean)
         metrics = {} if score is None else {BEST_METRIC: score.mean, GAMES_OF_BEST: float(score.games)}
+        if score is not None and score.error is not None:
+            metrics[ERROR_OF_BEST] = score.error
         try:
             with temporary_folder("checkpoint") as temporary:
                 self._write(temporary, {**self._about, "metrics": metrics})

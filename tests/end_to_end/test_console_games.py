@@ -144,7 +144,7 @@ def test_a_human_plays_in_the_page_by_keyboard_and_touch(served: tuple[Serving, 
         until(lambda: stones(page) >= 2, "the agent has answered", WAIT_S)
         expect(page.get_by_text("Your move.")).to_be_visible()
         page.get_by_role("button", name="play column 1").click()
-        expect(page.get_by_text("What the agent thought")).to_be_visible()
+        expect(page.get_by_text("What the agent is thinking")).to_be_visible()
         expect(page.get_by_text(re.compile(r"▸ +\d +\d+\.\d%"))).to_be_visible()
         until(lambda: stones(page) >= 4, "the agent has answered", WAIT_S)
         expect(page.get_by_text("Your move.")).to_be_visible()

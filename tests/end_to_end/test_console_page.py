@@ -127,7 +127,7 @@ def test_a_session_is_followed_while_its_game_plays(served: tuple[Job, Serving, 
         game.join(WAIT_S)
     page.goto(f"{console.url}/session?id=nobody")
     expect(page.get_by_text("Session 'nobody' is not running.")).to_be_visible()
-    page.get_by_role("link", name="Its recording").click()
+    page.get_by_role("link", name="Watch its recording").click()
     expect(page.get_by_label("Session or game")).to_have_value("nobody")
 
 
@@ -166,7 +166,7 @@ def test_a_promotion_changes_what_the_next_session_acts_with(served: tuple[Job, 
     expect(page.get_by_text("100% of new sessions of model get the canary")).to_be_visible()
     until(lambda: acts_with() == 2, "every session gets the canary", WAIT_S)
     for arm in ("champion", "candidate"):
-        expect(page.get_by_role("cell", name=arm, exact=True).first).to_be_visible()
+        expect(page.get_by_role("cell", name=re.compile(rf"^{arm} \d")).first).to_be_visible()
     page.get_by_role("button", name="End the canary").click()
     page.get_by_role("dialog").get_by_role("button", name="End the canary").click()
     expect(page.get_by_text("0% of new sessions of model get the canary")).to_be_visible()

@@ -58,7 +58,9 @@ class Compare:
             self._model.props("dense outlined")
             self._version = ui.select({}, label=tr("version")).classes("w-56").props("dense outlined")
             self._reference = (
-                ui.select({"": tr("the recording")}, value="", label=tr("with")).classes("w-56").props("dense outlined")
+                ui.select({"": tr("the recording")}, value="", label=tr("against"))
+                .classes("w-56")
+                .props("dense outlined")
             )
             self._button = ui.button(tr("Compare"), on_click=self._press).props("outline")
             self._button.on("keydown", js_handler=_OWN_SPACE)

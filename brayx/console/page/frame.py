@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from nicegui import background_tasks, ui
 
+from brayx.console.documents import ResultDocument
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.words import set_language, tr
 from brayx.errors import BrayxError
@@ -257,6 +258,24 @@ def number(value: float | None, digits: int = 4) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return significant(value, digits)
+
+
+def plus_minus(mean: float | None, error: float | None) -> str:
+    """A mean and its 95 % interval, such as ``195.3 ± 4.1``."""
+    return number(mean) if mean is None or error is None else f"{number(mean)} ± {significant(1.96 * error, 2)}"
+
+
+def result_text(result: ResultDocument | None) -> str:
+    """A return with its interval and its number of games; a dash for None."""
+    if result is None:
+        return "-"
+    text = tr("return {value}", value=plus_minus(result.mean, result.error))
+    return text if result.games is None else f"{text} {tr('of {games} games', games=number(result.games))}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """A time in milliseconds; a dash for None."""
+    return "-" if seconds is None else f"{significant(seconds * 1e3, 2)} ms"
 
 
 def since(seconds: float) -> str:

@@ -8,7 +8,7 @@ from nicegui import ui
 
 from brayx.console.models import ModelDocument
 from brayx.console.page.caller import ApiCaller
-from brayx.console.page.frame import MUTED, empty, heading, number
+from brayx.console.page.frame import MUTED, empty, heading, plus_minus
 from brayx.console.page.listing import Listing
 from brayx.console.page.recordings import recording_columns
 from brayx.console.page.trials import trial_columns
@@ -66,7 +66,7 @@ class Home:
                     "Champion": lambda project: project.champions or "-",
                     "Newest trial": lambda project: project.newest.name,
                     "Status": lambda project: tr(project.newest.status),
-                    "Return": lambda project: number(project.newest.mean_return),
+                    "Return": lambda project: plus_minus(project.newest.mean_return, project.newest.error),
                     "Trials": lambda project: project.trials,
                 },
                 lead="Return",

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 from nicegui import ui
 
-from brayx.console.documents import DoneDocument, number_of
+from brayx.console.documents import DoneDocument, number_of, result_of, served_result
 from brayx.console.league import GateDocument, LeagueDocument, StandingDocument
 from brayx.console.models import ModelDocument, MoveDocument, VersionDocument
-from brayx.console.overview import ArmDocument, CanaryDocument, JobDocument
+from brayx.console.overview import ArmDocument, CanaryDocument, JobDocument, with_results
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.frame import (
     MUTED,
@@ -22,7 +22,10 @@ from brayx.console.page.frame import (
     empty,
     frame,
     heading,
+    milliseconds,
     number,
+    plus_minus,
+    result_text,
     sentence,
 )
 from brayx.console.page.listing import Listing
@@ -133,7 +136,7 @@ class _Model:
                 "Games": lambda row: number(row.games),
                 "Env steps": lambda row: number(row.version.step),
                 "Registered": lambda row: time.strftime("%Y-%m-%d %H:%M", time.localtime(row.version.created_s)),
-                "In service": lambda row: _served(row.version.tags),
+                "Return in service": lambda row: result_text(served_result(row.version.tags)),
             },
             lead="Result",
             link=lambda row: f"/trials/{row.version.trial}" if row.version.trial else "",
@@ -211,19 +214,7 @@ class _Canary:
         self._version: int | None = None
         heading(tr("Canary of {component}", component=component))
         self._text = ui.label().classes(MUTED)
-        self._arms = Listing[ArmDocument](
-            "label",
-            {
-                "Alias": lambda arm: arm.alias,
-                "Version": lambda arm: arm.version,
-                "Return": lambda arm: number(arm.mean_return),
-                "Games": lambda arm: number(arm.games),
-                "Sessions": lambda arm: number(arm.sessions),
-                "Ticks": lambda arm: number(arm.ticks),
-                "Errors": lambda arm: number(arm.errors + arm.refusals),
-            },
-            lead="Return",
-        )
+        self._arms = arm_listing()
         with ui.row().classes("w-full items-center gap-4"):
             self._slider = ui.slider(min=0, max=1, step=0.01, on_change=lambda event: self._say(event.value))
             self._slider.props(f'aria-label="{tr("share of the canary")}"').classes("max-w-md grow")
@@ -241,7 +232,7 @@ class _Canary:
         self._promotion.set_enabled(self._version is not None)
         self._say(self._slider.value)
         tags = {} if model is None else {version.version: version.tags for version in model.versions}
-        self._arms.show([_with_results(arm, tags.get(arm.version, {})) for arm in arms])
+        self._arms.show(with_results(arms, tags))
 
     def _say(self, share: float) -> None:
         canary = self._canary
@@ -269,7 +260,7 @@ class _Canary:
             await control(self._caller.post(MoveDocument, f"/api/models/{canary.name}/promote", body), _moved)
 
     async def _end(self) -> None:
-        if await confirmed(tr("Give no more new sessions to the canary?"), tr("End the canary")):
+        if await confirmed(tr("Stop giving new sessions to the canary?"), tr("End the canary")):
             await self._share(0.0)
 
 
@@ -287,29 +278,37 @@ def _judged(version: VersionDocument, standings: Mapping[str, StandingDocument])
         return _Row(version, version.version, row.points, interval, row.games)
     if points is not None:
         return _Row(version, version.version, points, tr("{points} points", points=f"{points:.0f}"), None)
-    mean = number_of(version.tags, "rating", "return")
-    games = number_of(version.tags, "rating_games", "return_games")
-    return _Row(
-        version, version.version, mean, "-" if mean is None else tr("return {value}", value=number(mean)), games
-    )
+    result = result_of(version.tags)
+    mean, games = (None, None) if result is None else (result.mean, result.games)
+    shown = result_text(result and result.model_copy(update={"games": None}))
+    return _Row(version, version.version, mean, shown, games)
 
 
 def _with_games(row: _Row) -> str:
     return row.shown if row.games is None else f"{row.shown} {tr('of {games} games', games=number(row.games))}"
 
 
-def _served(tags: Mapping[str, str]) -> str:
-    """Results of a version that has served as an arm; see `brayx.model.pool.Pool`."""
-    games, mean = number_of(tags, "serving.games"), number_of(tags, "serving.episode_return")
-    if mean is None:
-        return "-"
-    return f"{tr('return {value}', value=number(mean))} {tr('of {games} games', games=number(games))}"
+def arm_listing(link: str = "") -> Listing[ArmDocument]:
+    """A table of the versions that serve, side by side.
 
-
-def _with_results(arm: ArmDocument, tags: Mapping[str, str]) -> ArmDocument:
-    """An arm with the results of all its games, which the registry keeps: the job's own are of the newest games."""
-    games, mean = number_of(tags, "serving.games"), number_of(tags, "serving.episode_return")
-    return arm if mean is None else arm.model_copy(update={"games": games, "mean_return": mean})
+    Args:
+        link: page that its rows lead to; may be empty.
+    """
+    return Listing(
+        "label",
+        {
+            "Version": lambda arm: f"{arm.alias} {arm.version}" if arm.version else tr("initial weights"),
+            "Return": lambda arm: "-" if arm.result is None else plus_minus(arm.result.mean, arm.result.error),
+            "Games": lambda arm: number(arm.result and arm.result.games),
+            "Answer, p50": lambda arm: milliseconds(arm.p50_s),
+            "Answer, p99": lambda arm: milliseconds(arm.p99_s),
+            "Sessions": lambda arm: number(arm.sessions),
+            "Ticks": lambda arm: number(arm.ticks),
+            "Errors": lambda arm: number(arm.errors + arm.refusals),
+        },
+        lead="Return",
+        link=(lambda _: link) if link else None,
+    )
 
 
 def _moved(move: MoveDocument) -> str:

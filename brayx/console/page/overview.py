@@ -2,36 +2,50 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from nicegui import ui
 
 from brayx.console.league import LeagueDocument, StandingDocument
-from brayx.console.overview import ArmDocument, JobDocument, OverviewDocument, RatedDocument
+from brayx.console.overview import JobDocument, OverviewDocument, RatedDocument
 from brayx.console.page import home
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
-from brayx.console.page.frame import MUTED, RESPONSE_S, Panel, frame, heading, number, since, tile
+from brayx.console.page.frame import (
+    MUTED,
+    RESPONSE_S,
+    Panel,
+    frame,
+    heading,
+    milliseconds,
+    number,
+    plus_minus,
+    result_text,
+    since,
+    tile,
+)
 from brayx.console.page.listing import Listing
+from brayx.console.page.models import arm_listing
 from brayx.console.page.picture import Picture, PictureCard, newest_picture
 from brayx.console.page.words import tr
 from brayx.console.verdict import State
 from brayx.jobs.progress import lost_of
 from brayx.metrics import significant
-from brayx.metrics.totals import BEHAVIOUR_RETURN
+from brayx.metrics.totals import BEHAVIOUR_RETURN, RETURN_ERROR
 
 _STATES: dict[State, tuple[str, str]] = {
     "none": ("No job is running here", "gray"),
-    "starting": ("It begins", "blue"),
+    "starting": ("Just started", "blue"),
     "learning": ("It is learning", "green"),
-    "stalled": ("It does not get better", "amber"),
-    "losing": ("Some games fail", "amber"),
-    "failing": ("It fails", "red"),
+    "stalled": ("No progress", "amber"),
+    "losing": ("Some games are failing", "amber"),
+    "failing": ("It is not working", "red"),
     "reached": ("It has reached its target", "green"),
     "leading": ("{leader} leads", "green"),
-    "serving": ("It is serving", "green"),
-    "idle": ("It is ready", "blue"),
+    "serving": ("Serving players", "green"),
+    "idle": ("Ready for players", "blue"),
 }
 """Words and colour of each verdict."""
 _TEXT = {
@@ -104,7 +118,7 @@ class _Overview:
                 self._chart = Lines(tr("env steps"), height="h-80")
                 self._members = _members() if self._is_league else None
                 self._in_use = heading(tr("Versions in use"))
-                self._arms = None if is_training else _arms()
+                self._arms = None if is_training else arm_listing(link="/models")
             with ui.column().classes("w-full min-w-0 gap-3 lg:col-span-2"):
                 self._results = results or _Tiles("grid-cols-2")
                 self._picture = PictureCard()
@@ -127,7 +141,7 @@ class _Overview:
             self._chart.show(curves, pale={tr("return of the newest games"): overview.means}, target=target)
         self._in_use.set_visibility(bool(job.arms))
         if self._arms is not None:
-            self._arms.show(job.arms)
+            self._arms.show(overview.arms)
         self._results.show(_league(league) if league is not None else _results(job, overview))
         self._picture.show(seen.picture)
         self._health.show(_health(job))
@@ -204,7 +218,7 @@ class _Tiles:
 def _acting(job: JobDocument) -> list[str]:
     """What each model acts with."""
     return [
-        tr("{model} acts with {versions}", model=model, versions=" / ".join(versions) or tr("weights as built"))
+        tr("{model} acts with {versions}", model=model, versions=" / ".join(versions) or tr("initial weights"))
         for model, versions in job.registered.items()
     ]
 
@@ -214,7 +228,7 @@ def _results(job: JobDocument, overview: OverviewDocument) -> dict[str, tuple[st
     numbers = job.numbers
     games = tr("of {games} games", games=number(numbers.get("games_in_window", 0.0)))
     mean = numbers.get("episode_return.last100", numbers.get("episode_return"))
-    shown = number(mean)
+    shown = plus_minus(mean, numbers.get(RETURN_ERROR))
     if job.target_return is not None:
         shown = tr("{value} of {target}", value=shown, target=number(job.target_return))
     returns = {name: value for name, value in numbers.items() if name.startswith(BEHAVIOUR_RETURN)}
@@ -223,13 +237,11 @@ def _results(job: JobDocument, overview: OverviewDocument) -> dict[str, tuple[st
     if overview.newest is not None and overview.newest != overview.champion:
         tiles["Newest version"] = _rated(overview.newest, overview.champion)
     if job.mode == "serve":
-        milliseconds = {name: numbers.get(f"tick_seconds.{name}") for name in ("p50", "p99")}
-        p50, p99 = ("-" if value is None else f"{significant(value * 1e3, 2)} ms" for value in milliseconds.values())
         tiles = {
             "Players now": (number(job.sessions), ""),
             "Ticks/s": (number(round(numbers.get("ticks_per_s", 0.0))), ""),
-            "Answer, p50": (p50, ""),
-            "Answer, p99": (p99, ""),
+            "Answer, p50": (milliseconds(numbers.get("tick_seconds.p50")), ""),
+            "Answer, p99": (milliseconds(numbers.get("tick_seconds.p99")), ""),
             **tiles,
         }
     return tiles
@@ -239,15 +251,15 @@ def _rated(rated: RatedDocument | None, against: RatedDocument | None) -> tuple[
     """A version, and its return; compared with another one, if there is one."""
     if rated is None:
         return tr("none yet"), ""
-    about = ""
-    if rated.mean_return is not None:
-        about = tr("return {value}", value=number(rated.mean_return))
-        if rated.games is not None:
-            about += " " + tr("of {games} games", games=number(rated.games))
-        if against is not None and against.mean_return is not None:
-            about += ", " + tr(
-                "{difference} to the champion", difference=f"{rated.mean_return - against.mean_return:+.4g}"
-            )
+    about, result, other = "", rated.result, None if against is None else against.result
+    if result is not None:
+        about = result_text(result)
+    if result is not None and other is not None:
+        known = result.error is not None and other.error is not None
+        error = math.hypot(result.error or 0.0, other.error or 0.0) if known else None
+        difference = plus_minus(result.mean - other.mean, error)
+        sign = "+" if result.mean > other.mean else ""
+        about += ", " + tr("{difference} against the champion", difference=f"{sign}{difference}")
     return tr("version {version}", version=rated.version), about
 
 
@@ -278,12 +290,12 @@ def _health(job: JobDocument) -> dict[str, tuple[str, str]]:
     shown = {
         "Env steps": (number(numbers.get("env_steps")), ""),
         "Ticks/s": (number(round(numbers.get("ticks_per_s", numbers.get("env_steps_per_s", 0.0)))), ""),
-        "Weights' lag": (significant(numbers.get("lag_versions", 0.0), 2), tr("versions")),
+        "Lag of the weights": (significant(numbers.get("lag_versions", 0.0), 2), tr("versions")),
         "Sessions": (number(job.sessions), ""),
         "Games": (number(numbers.get("games")), failed),
         "Refused": (number(sum(job.refusals.values())), ""),
     }
-    for name in () if job.mode == "train" else ("Env steps", "Weights' lag", "Ticks/s", "Sessions"):
+    for name in () if job.mode == "train" else ("Env steps", "Lag of the weights", "Ticks/s", "Sessions"):
         del shown[name]
     return shown
 
@@ -299,20 +311,4 @@ def _members() -> Listing[StandingDocument]:
         },
         lead="Points",
         link=lambda _: "/league",
-    )
-
-
-def _arms() -> Listing[ArmDocument]:
-    return Listing(
-        "label",
-        {
-            "Version": lambda arm: f"{arm.model} {arm.version}" if arm.version else tr("weights as built"),
-            "Alias": lambda arm: arm.alias,
-            "Sessions": lambda arm: number(arm.sessions),
-            "Ticks": lambda arm: number(arm.ticks),
-            "Return": lambda arm: number(arm.mean_return),
-            "Errors": lambda arm: number(arm.errors + arm.refusals),
-        },
-        lead="Return",
-        link=lambda _: "/models",
     )

@@ -50,7 +50,7 @@ class _Play:
         self._loading = loading()
         with ui.column().classes("w-full items-stretch gap-3") as self._body:
             with ui.row().classes("w-full items-center gap-2"):
-                self._opponent = ui.select({"": tr("as served")}, value="", label=tr("opponent")).classes("w-56")
+                self._opponent = ui.select({"": tr("the job decides")}, value="", label=tr("opponent")).classes("w-56")
                 self._opponent.props("dense outlined")
                 self._new = ui.button(tr("New game"), on_click=self._begin)
                 self._leave = ui.button(tr("Give up"), on_click=self._give_up).props("outline color=negative")
@@ -61,7 +61,7 @@ class _Play:
                 with ui.column().classes("grow min-w-0"):
                     self._board = _BoardGrid(self._move)
                 with ui.column().classes("w-72") as self._thought:
-                    heading(tr("What the agent thought"))
+                    heading(tr("What the agent is thinking"))
                     self._bars = ActionBars("")
             self._thought.set_visibility(False)
             self._keys = ui.label().classes(f"text-xs {MUTED}")
@@ -81,13 +81,15 @@ class _Play:
         self._body.set_visibility(not choice.why_not)
         first = self._first_opponent if self._first_opponent in choice.opponents else ""
         self._requests = {"": None, **choice.opponents}
-        self._opponent.set_options({"": tr("as served"), **{name: name for name in choice.opponents}}, value=first)
+        self._opponent.set_options(
+            {"": tr("the job decides"), **{name: name for name in choice.opponents}}, value=first
+        )
         self._about.set_text(tr("You have {time} for a move; after that the game is lost.", time=since(choice.think_s)))
 
     async def _begin(self) -> None:
         if self._game is not None and not self._game.over:
             await self._give_up()
-        self._state.set_text(tr("Beginning …"))
+        self._state.set_text(tr("Starting the game …"))
         self._after = 0
         self._thought.set_visibility(False)
         self._board.forget()

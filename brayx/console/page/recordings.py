@@ -61,8 +61,8 @@ class _Recordings:
             self._session = _filter(ui.input(tr("Session or game"), placeholder="4f1c*, bot-7", value=session), "w-48")
             self._player = _filter(ui.input(tr("Player"), placeholder="main, main:7"), "w-32")
             self._end = _filter(ui.input(tr("End"), placeholder="stop, idle"), "w-32")
-            self._least = _filter(ui.number(tr("Return from")), "w-32")
-            self._most = _filter(ui.number(tr("Return to")), "w-32")
+            self._least = _filter(ui.number(tr("Return at least")), "w-32")
+            self._most = _filter(ui.number(tr("Return at most")), "w-32")
             self._errors = ui.switch(tr("only with errors"))
         self._pages = ui.pagination(1, 1, direction_links=True).props("max-pages=7")
         self.panel = Panel(self._load, self._build, every_s=5.0)
@@ -121,7 +121,7 @@ def recording_columns() -> dict[str, Callable[[RecordingDocument], Any]]:
         "Return": lambda recording: number(recording.result),
         "Events": lambda recording: recording.events + recording.lost,
         "Player": lambda recording: recording.player or "-",
-        "Why": lambda recording: recording.why,
+        "Recorded because": lambda recording: recording.why,
     }
 
 

@@ -58,7 +58,7 @@ def _sessions(first: list[SessionDocument]) -> Callable[[list[SessionDocument]],
             "Session": lambda row: row.session,
             "Ticks": lambda row: row.ticks,
             "Idle": lambda row: since(row.idle_s),
-            "Plays with": lambda row: row.player or ", ".join(row.arms) or "-",
+            "Player or version": lambda row: row.player or ", ".join(row.arms) or "-",
             "Return": lambda row: number(row.result),
         },
         lead="Return",
@@ -94,7 +94,7 @@ class _Followed:
             self._chart = Lines(tr("tick"), tr("Value"), height="h-40")
         self._body.set_visibility(False)
         with ui.row() as self._further:
-            ui.link(tr("Its recording"), f"/recordings?session={quote(session)}")
+            ui.link(tr("Watch its recording"), f"/recordings?session={quote(session)}")
             ui.link(tr("Running sessions"), "/sessions")
         self._further.set_visibility(False)
         self._timer = ui.timer(_TICKS_EVERY_S, self._look)

@@ -29,7 +29,7 @@ class TickView:
         self.labels: dict[str, list[str]] = {}
         self.action_labels: list[str] = []
         with ui.row().classes("w-full gap-x-6 gap-y-1"):
-            self._facts = {name: fact(name) for name in ("Tick", "Action", "Value", "Policy version", "Took")}
+            self._facts = {name: fact(name) for name in ("Tick", "Action", "Value", "Policy version", "Time")}
         self._event = ui.badge(color="negative").props("multi-line").classes("break-all").mark("event")
         with ui.grid().classes("w-full grid-cols-1 sm:grid-cols-2 gap-4"):
             with ui.column().classes("w-full min-w-0"):
@@ -45,7 +45,7 @@ class TickView:
                     tr("Not known: neither the model's outputs nor the agents' values have `logits`.")
                 )
                 self.beside = ui.column().classes("w-full gap-2")
-                heading(tr("Set by the agents"))
+                heading(tr("Values set by the agents"))
                 self._arrays = _text("arrays")
 
     def show(self, tick: TickDocument, *, with_image: bool = True) -> None:
@@ -55,7 +55,7 @@ class TickView:
             "Action": short(tick.action),
             "Value": number(tick.value),
             "Policy version": number(tick.policy_version),
-            "Took": f"{tick.seconds * 1e3:.2f} ms" if tick.seconds else "-",
+            "Time": f"{tick.seconds * 1e3:.2f} ms" if tick.seconds else "-",
         }
         for name, text in texts.items():
             self._facts[name].set_text(text)

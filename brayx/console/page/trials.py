@@ -25,6 +25,7 @@ from brayx.console.page.frame import (
     frame,
     heading,
     number,
+    plus_minus,
     since,
 )
 from brayx.console.page.listing import Listing
@@ -82,7 +83,7 @@ def trial_columns() -> dict[str, Callable[[TrialDocument], Any]]:
         "Began": lambda trial: time.strftime("%Y-%m-%d %H:%M", time.localtime(trial.began_s)),
         "Duration": lambda trial: since((trial.ended_s or time.time()) - trial.began_s) if _runs(trial) else "-",
         "Env steps": lambda trial: number(trial.env_steps),
-        "Return": lambda trial: number(trial.mean_return),
+        "Return": lambda trial: plus_minus(trial.mean_return, trial.error),
         "Champion": lambda trial: trial.champion or "-",
     }
 
@@ -111,7 +112,7 @@ class _Trials:
         self.panel = Panel(lambda: caller.get(list[TrialDocument], "/api/trials"), self._build, every_s=5.0)
 
     def _build(self, _: list[TrialDocument]) -> Callable[[list[TrialDocument]], None]:
-        self._none = empty(tr("There are no trials yet: `brayx train` makes one."))
+        self._none = empty(tr("There are no trials yet: `brayx train` starts one."))
         self._newest = ui.label().classes(MUTED)
         self._rows = Listing[TrialDocument](
             "run_id",
@@ -186,7 +187,8 @@ class _Trial:
         with ui.row().classes("gap-4"):
             ui.link(tr("Models"), "/models")
             ui.link(tr("Recordings"), "/recordings")
-        self._none = empty(tr("It has no metrics yet."))
+            self._mlflow = ui.link(tr("MLflow (`mlflow ui` must run)"), "", new_tab=True)
+        self._none = empty(tr("No metrics yet."))
         self._players = Lines(tr("env steps"), tr("Return by player"), height="h-64")
         self._keys = ui.grid().classes("w-full grid-cols-1 sm:grid-cols-2 gap-3")
         with ui.expansion(tr("Settings"), on_value_change=self._show_settings).classes("w-full") as self._settings:
@@ -198,6 +200,8 @@ class _Trial:
         trial = seen.trial
         self._title.set_text(self._run_id if trial is None else f"{trial.project} / {trial.name}: {tr(trial.status)}")
         self._about.set_text("" if trial is None else trial.champion)
+        self._mlflow.set_visibility(trial is not None)
+        self._mlflow.props["href"] = "" if trial is None else trial.page
         self._button.set_visibility(trial is not None and trial.can_stop)
         self._none.set_visibility(not seen.groups)
         self._players.show(seen.players)
@@ -307,7 +311,7 @@ def _compared(first: _Compared) -> Callable[[_Compared], None]:
     heading(tr("Return of the last 100 games"))
     chart = Lines(tr("env steps"), height="h-96")
     heading(tr("Settings that differ"))
-    none = empty(tr("They have the same settings."))
+    none = empty(tr("Their settings are the same."))
     columns: dict[str, Callable[[_Setting], Any]] = {"Setting": lambda setting: setting.name}
     columns |= {name: _value_at(place) for place, name in enumerate(first.settings)}
     rows = Listing[_Setting]("name", columns)

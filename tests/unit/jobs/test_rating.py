@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ def test_the_version_that_played_has_the_mean_of_its_games(evaluate: Run, servic
     assert len(returns) == 3
     tags = find("models:/cart/2", pool).tags
     assert float(tags["rating"]) == pytest.approx(sum(returns) / 3, abs=1e-4)
+    assert float(tags["rating_error"]) == pytest.approx(statistics.stdev(returns) / 3**0.5, rel=1e-3)
     assert (tags["rating_games"], tags["rating_env"], tags["return"]) == ("3", "CartPole-v1", "5.0")
     assert done.stdout.splitlines()[-1] == f"cart version 2 has the rating {tags['rating']} now"
     other = find("models:/cart/1", pool).tags

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from brayx.errors import ConfigError
@@ -77,6 +79,7 @@ class TestTotals:
             totals.merge(part(*[("episode_return", value) for value in range(start, min(start + games, 1000))]))
         numbers = totals.snapshot()
         assert numbers["episode_return.last100"] == pytest.approx(sum(range(900, 1000)) / 100)
+        assert numbers["episode_return.error100"] == pytest.approx(statistics.stdev(range(900, 1000)) / 10)
         assert (numbers["games_in_window"], numbers["games"]) == (100, 1000)
 
     def test_a_part_merged_on_the_way_keeps_the_newest_games_of_all(self) -> None:

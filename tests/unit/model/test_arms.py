@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import pytest
 
 from brayx.metrics import Recorder
@@ -43,14 +45,21 @@ def test_results_are_counted_by_arm_and_survive_the_recorder():
     for game_return in (10.0, 20.0, 60.0):
         recorder.add("arm_sessions", 1, label=arm.label)
         recorder.add("arm_return", game_return, label=arm.label)
+        recorder.add("arm_return_squared", game_return**2, label=arm.label)
     recorder.add("arm_ticks", 30, label=arm.label)
     recorder.add("ticks", 30)
     [(counted_arm, results)] = results_of(recorder.drain()).items()
     assert counted_arm == arm
     numbers = results.numbers()
     assert numbers == {
-        "sessions": 3, "ticks": 30, "refusals": 0, "errors": 0, "games": 3, "episode_return": 30.0
+        "sessions": 3, "ticks": 30, "refusals": 0, "errors": 0, "games": 3, "episode_return": 30.0,
+        "return_error": pytest.approx(statistics.stdev([10.0, 20.0, 60.0]) / 3**0.5),
     }  # fmt: skip
     again = Results.of(numbers)
     again.add("arm_return", 1, 70.0)
+    again.add("arm_return_squared", 1, 70.0**2)
     assert again.numbers()["episode_return"] == pytest.approx(40.0)
+    assert again.numbers()["return_error"] == pytest.approx(statistics.stdev([10.0, 20.0, 60.0, 70.0]) / 2)
+    older = Results.of({"games": 3.0, "episode_return": 30.0})
+    older.add("arm_return_squared", 1, 4.0)
+    assert "return_error" not in older.numbers(), "it was written by a version without squares"

@@ -330,6 +330,7 @@ def test_a_project_is_shown_as_training_even_an_older_one(tracking_db: str) -> N
         Trial.open(project, "first", tracking_db)
         tags = client.get_experiment_by_name(project).tags
         assert tags["mlflow.experimentKind"] == "custom_model_development"
+        assert "metrics.`return/last_100_games`" in json.loads(tags["mlflow.sharedViewState.brayx"])["selectedColumns"]
 
 
 def test_tags_of_a_run_are_not_json_and_those_of_an_earlier_brayx_are_read(tracking_db: str, tmp_path: Path) -> None:
