@@ -19,7 +19,7 @@ import psutil
 
 from brayx.cluster import NAMESPACE, ray_private
 from brayx.cluster.start import join_ray, start_ray
-from brayx.errors import StartupError
+from brayx.errors import StartupError, first_line
 from brayx.gamecore.doors import http_urls
 from brayx.ports import check_ports, free_port
 from brayx.replay.config import STREAM_ENVIRONMENT
@@ -122,14 +122,15 @@ class Cluster:
 
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         try:
-            serve.start(proxy_location="HeadOnly", http_options={"host": self.host, "port": self.port})
+            where = "EveryNode" if self.address else "HeadOnly"  # with a replica, so that games find a door near them
+            serve.start(proxy_location=where, http_options={"host": self.host, "port": self.port})
             if self.address:  # where Serve may run already; then it keeps its own options, and only logs that
                 host, self.port = ray_private.serve_http_address()
                 check_ingress(self.host, wanted, host, self.port)
         except BaseException as error:
             self._end()
             if isinstance(error, TimeoutError | ray.exceptions.RayError):
-                raise StartupError(f"the {self.ingress} ingress did not start: {error}") from error
+                raise StartupError(f"Serve's ingress did not start: {first_line(error)}") from error
             raise
 
     def __exit__(self, *_: object) -> None:

@@ -286,10 +286,13 @@ def _trainer(spec: LearnerSpec, storage_path: str) -> Any:
     from ray.train import DataConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
+    from brayx.cluster.ray_train import NodeNetwork, RankFailures  # loads Ray Train, which takes seconds
+
     config = spec.config
     dataset = replay_dataset(spec.buffer)
     return TorchTrainer(
         lambda: train_worker(spec),  # type: ignore[arg-type]  # its result becomes `return_value`
+        torch_config=NodeNetwork(),
         scaling_config=ScalingConfig(
             num_workers=config.num_workers,
             use_gpu=config.use_gpu,
@@ -298,6 +301,7 @@ def _trainer(spec: LearnerSpec, storage_path: str) -> Any:
         run_config=RunConfig(
             name=spec.trial.run_id,
             storage_path=storage_path,
+            callbacks=[RankFailures(spec.hub)],  # type: ignore[list-item]  # mypy sees the first version's class
             # Without this limit, ranks that cannot start are retried forever, a minute each.
             failure_config=FailureConfig(  # type: ignore[call-arg]  # mypy sees the class of Ray Train's first version
                 max_failures=config.max_failures, controller_failure_limit=config.max_failures

@@ -41,7 +41,7 @@ from brayx.metrics.totals import (
 _LINE_EVERY_S = 5.0
 _MAX_LINES = 100
 """Lines of a traceback that are shown: the last ones."""
-_COUNTED = ("errors", "fragments", "frames", "games", "gamecores", "ticks")
+_COUNTED = ("errors", "fragments", "frames", "games", "gamecores", "ranks", "ticks")
 
 
 def number(value: float | None, form: str = ",.0f") -> str:
@@ -104,6 +104,7 @@ _WHAT = {
     "fragments_dropped": "{fragments} dropped ({label})",
     "games_failed": "{games} failed ({label})",
     "gamecores_failed": "{gamecores} failed",
+    "ranks_failed": "{ranks} of the learner failed, and all start again",
     "recording_frames_lost": "{frames} not recorded ({label})",
     "recording_lost": "{ticks} not recorded ({label})",
 }

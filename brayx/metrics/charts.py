@@ -76,6 +76,7 @@ _CHARTS: Mapping[str, Mapping[str, str]] = {
         "grad_norm": "grad_norm",
         "learning_rate": "learning_rate",
         "checkpoints_failed": "checkpoints_failed",
+        "ranks_failed": "ranks_failed",
     },
     "league": {
         "league_games": "games",

@@ -132,6 +132,7 @@ METRICS: dict[str, Metric] = {
         Metric("learner_wait_fraction", "1", Kind.MEAN, "share of an update's time spent waiting for its batch"),
         Metric("learner_idle_fraction", "1", Kind.MEAN, "share of the time without learning while a batch was ready"),
         Metric("evaluate_seconds", "s", Kind.PERCENTILE, "one evaluation of the model that learns"),
+        Metric("ranks_failed", "ranks", Kind.SUM, "ranks of the learner that died or raised"),
         Metric("update_seconds", "s", Kind.PERCENTILE, "one learner batch, all its epochs"),
         Metric("updates", "batches", Kind.SUM, "learner batches learned from"),
         Metric("policy_version", "versions", Kind.LAST, "newest published weights"),

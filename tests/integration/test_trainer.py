@@ -224,6 +224,8 @@ def test_ray_train_ranks_learn_as_one_and_resume_from_their_checkpoint_when_one_
     victim, _ = _train_workers()
     os.kill(victim, signal.SIGKILL)
     until(lambda: job.newest() > version + 20 or not learner.running, timeout_s=120)
+    until(lambda: job.numbers.newest().get("ranks_failed"), "the failure was recorded")
+    assert ray.get(job.hub.notes.remote())["ranks_failed"].startswith("rank ")
     learner.stop()
     summary = learner.result(120)
     assert summary.resumed

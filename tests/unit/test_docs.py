@@ -89,7 +89,7 @@ NOT_RUN = {
     "builds images; tests/unit/docker checks their parts",
     "needs PostgreSQL, Prometheus and HAProxy; tests/chaos/test_stack.py starts it",
     "needs Kubernetes; tests/unit/docker renders and checks every overlay",
-    "needs machines and a Redis; tests/nodes does the same",
+    "needs machines; tests/nodes does the same",
     "needs a service; tests/unit/gamecore/test_load.py does the same",
     "needs a service to test; tests/unit/actor/doors/test_asgi.py does the same",
     "needs a trained champion in ./mlflow.db",
