@@ -41,11 +41,13 @@ def as_postgres(*words: str) -> list[str]:
 
 def make_database(folder: Path) -> None:
     """Creates PostgreSQL's files, unless they are there. Only its own user and root can open the folder."""
-    if (folder / "files").exists():
-        return
-    folder.mkdir(parents=True, mode=0o700)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if os.geteuid() == 0:
         shutil.chown(folder, "postgres")
+    if subprocess.run(as_postgres("test", "-w", str(folder))).returncode != 0:
+        sys.exit(f"user postgres cannot open {folder}: open its parents to all (mode 0711), or name another by --data")
+    if (folder / "files").exists():
+        return
     initdb = [postgres_program("initdb"), "--pgdata", str(folder / "files"), "--auth=trust", "--username=postgres"]
     subprocess.run(as_postgres(*initdb), check=True, stdout=subprocess.DEVNULL, cwd="/")
 

@@ -78,7 +78,7 @@ class Inbox:
 
 
 class Hub(Inbox):
-    """A trial's `Totals`, which a thread writes to MLflow every ``interval_s``. Thread safe.
+    """A trial's `Totals`, which a thread writes to MLflow as they come, at most every ``interval_s``. Thread safe.
 
     A write that fails is not fatal: the totals keep its numbers, and the next write goes on. The snapshot counts
     failures as ``hub_write_failures``; the log has one line until writing works again.
@@ -87,7 +87,7 @@ class Hub(Inbox):
 
     Args:
         trial: trial to write to; None: keep the metrics in memory only.
-        interval_s: seconds between writes.
+        interval_s: least seconds from the start of a write to that of the next.
         x_axis: x axis of the written metrics.
     """
 
@@ -101,7 +101,7 @@ class Hub(Inbox):
         self._failures = 0
         self._failing = False
         self._numbers_written = 0.0
-        self._stopped = threading.Event()
+        self._stopped, self._pushed = threading.Event(), threading.Event()
         self._interval_s = interval_s
         self._writer = threading.Thread(target=self._write_until_stopped, name="brayx-hub-writer", daemon=True)
         self._writer.start()
@@ -110,6 +110,7 @@ class Hub(Inbox):
         """Merges the metrics that one process has recorded."""
         with self._lock:
             self._totals.merge(part)
+        self._pushed.set()
 
     def snapshot(self) -> dict[str, float]:
         """The newest number of every metric, by summary name; sums count from the trial's start.
@@ -159,6 +160,7 @@ class Hub(Inbox):
     def close(self) -> dict[str, float]:
         """Stops the writer after one last write, and returns the last snapshot; safe to call twice."""
         self._stopped.set()
+        self._pushed.set()
         self._writer.join(timeout=30)
         self.flush()
         with self._lock:
@@ -176,7 +178,12 @@ class Hub(Inbox):
         trial.log_dict(numbers, NUMBERS_FILE)
 
     def _write_until_stopped(self) -> None:
-        while not self._stopped.wait(self._interval_s):
+        due = time.monotonic() + self._interval_s
+        while not self._stopped.wait(max(0.0, due - time.monotonic())):
+            # A period of its own would be out of step with the pushes' period, and add a second wait to theirs.
+            self._pushed.wait()
+            self._pushed.clear()
+            due = time.monotonic() + self._interval_s
             self.flush()
 
 

@@ -63,18 +63,20 @@ class Database:
         self.start()
 
     def start(self) -> None:
+        import psycopg
+
         self._process = subprocess.Popen(self._stack.postgres(self._folder), stderr=subprocess.DEVNULL, cwd="/")
         until(lambda: self._stack.is_database_ready(self._folder), "PostgreSQL was ready")
+        # One for all queries: PostgreSQL starts a process for each connection.
+        self._connection = psycopg.connect(f"host={self._folder} user=postgres dbname=mlflow", autocommit=True)
 
     def stop(self) -> None:
+        self._connection.close()
         self._process.send_signal(signal.SIGINT)
         self._process.wait(60.0)
 
     def ask(self, query: str, *values: object) -> list[tuple[Any, ...]]:
-        import psycopg
-
-        with psycopg.connect(f"host={self._folder} user=postgres dbname=mlflow") as connection:
-            return connection.execute(query, values).fetchall()
+        return self._connection.execute(query, values).fetchall()
 
 
 @pytest.fixture(scope="module")

@@ -1,9 +1,15 @@
-"""docker/compose.yaml runs what docker/stack.py runs, with the same files and flags. Neither is started here."""
+"""docker/compose.yaml runs what docker/stack.py runs, with the same files and flags; neither is started here.
+
+The database's folder must be open to PostgreSQL's user.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +53,16 @@ def test_compose_s_service_is_a_command_of_ours() -> None:
     command, *words = SERVICES["brayx"]["command"]
     assert command == "brayx"
     assert parser([words[0]]).parse_args(words).tracking == "http://127.0.0.1:5000", shlex.join(words)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="PostgreSQL runs as this user itself")
+def test_root_is_told_that_postgres_cannot_open_a_folder(tmp_path: Path) -> None:
+    if subprocess.run(["id", "postgres"], capture_output=True).returncode != 0:
+        pytest.skip("PostgreSQL is not installed")
+    tmp_path.chmod(0o700)
+    code = "import stack, sys, pathlib; stack.make_database(pathlib.Path(sys.argv[1]))"
+    command = [sys.executable, "-c", code, str(tmp_path / "database")]
+    done = subprocess.run(command, cwd=DOCKER, capture_output=True, text=True)
+    assert done.returncode == 1
+    message = f"user postgres cannot open {tmp_path / 'database'}: open its parents to all (mode 0711), or name another"
+    assert done.stderr == f"{message} by --data\n"
