@@ -34,6 +34,8 @@ from tests.stores import new_store
 LEFTOVER_WAIT_S = 15.0
 _ON_RAY = "tests/integration/"
 
+pytest.register_assert_rewrite("brayx.gamecore.compliance")  # a failure shows what the service said
+
 os.environ[SESSION_MARK] = secrets.token_hex(8)
 os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(16)

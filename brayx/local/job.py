@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from brayx import systems
 from brayx.console.job import console_keys, console_of_training
-from brayx.errors import BrayxError, StartupError
+from brayx.errors import StartupError
 from brayx.jobs.checks import actor_of, check_gamecores, check_job, check_weights, ports_of
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig, only, pool_name
@@ -322,8 +322,7 @@ class _LocalTraining(JobTraining):
         return acting_from(source, self.job, name, self.job.as_dict(), self.numbers)
 
     def _record_engine(self, name: str, acts_with: str) -> None:
-        with contextlib.suppress(BrayxError):  # the training may have ended meanwhile
-            self.clerk.call(Trial.set_tag, f"brayx.engine.{name}", acts_with)
+        self.clerk.later(Trial.set_tag, f"brayx.engine.{name}", acts_with)
 
     def _say_of(self, name: str, line: str) -> None:
         self.progress.say(f"{name!r}: {line}")
