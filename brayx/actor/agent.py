@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import monotonic
@@ -55,6 +55,8 @@ class Services:
         outcome: how the session's game went so far.
         report: takes the result of the session's seat in a league; None: there is no league.
         keep: keeps the session's recording, given a reason; None: the job records nothing.
+        caught_up: waits until the learner has caught up with the play, for a limited time; None: nobody learns, or the
+            games must not wait.
         seen: called with each forward of a tick: the model's name, the result, and the seconds that it took; None:
             nothing logs the session's ticks.
     """
@@ -66,6 +68,7 @@ class Services:
     outcome: Outcome = field(default_factory=Outcome)
     report: Callable[[str | float], None] | None = None
     keep: Callable[[str], None] | None = None
+    caught_up: Callable[[], Awaitable[None]] | None = None
     seen: Callable[[str, Forward, float], None] | None = None
 
     def use(self) -> AbstractContextManager[Services]:

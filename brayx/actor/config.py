@@ -43,6 +43,8 @@ def _is_door(name: str) -> str:
     return name
 
 
+_LONGEST_WAIT_S = 5.0
+"""Longest time that a game waits for the learner once."""
 _BRIDGES = [[command, engine] for command in ("bridge", "gamecore") for engine in ("godot", "unity")]
 
 
@@ -100,6 +102,11 @@ class SessionConfig(BaseModel):
     """Ticks between two snapshots of a session whose agents support them; 0: no snapshots."""
     show_errors: bool | None = None
     """Clients get the text of an agent's exception; null: only while all doors listen on loopback."""
+
+    @property
+    def longest_wait_s(self) -> float:
+        """Longest time that a game waits for the learner; 0: it has a tick deadline, so it cannot wait."""
+        return 0.0 if self.tick_deadline_ms is not None else min(_LONGEST_WAIT_S, self.tick_timeout_s / 2)
 
 
 class ActorConfig(SessionConfig):

@@ -38,8 +38,7 @@ class LocalBuffer:
 
     Attributes:
         changed: called when a batch may have become ready, or the stream may have ended.
-        behind: called by a pushing thread while a whole batch already waits; more data would make that batch older and
-            finally drop it. Not called for sampled buffers, which have a rate limiter.
+        behind: called by a pushing thread after a push if the buffer `is_ahead`.
     """
 
     def __init__(self, config: BufferConfig, layout: Layout | None, sink: Recorder, *, learned: bool = True) -> None:
@@ -65,6 +64,14 @@ class LocalBuffer:
         return self._config.importance
 
     @property
+    def is_ahead(self) -> bool:
+        """Whether a whole batch waits for the learner: more data would make it older, and finally drop it.
+
+        A sampled buffer has a rate limiter, and one for evaluation is read seldom.
+        """
+        return self._learned and self._config.sampler == "fifo" and len(self._buffer) > 0 and not self._ended
+
+    @property
     def over(self) -> bool:
         """Whether the stream has ended."""
         return self._stopped or (self._ended and self._buffer.exhausted and not self._pushed)
@@ -84,7 +91,7 @@ class LocalBuffer:
         if lost:
             self._count("replay_dropped", lost, "full")
         self._take_in(pushing=True)
-        if self._learned and self.behind is not None and self._config.sampler == "fifo" and len(self._buffer):
+        if self.behind is not None and self.is_ahead:
             self.behind()
 
     def offer(self, *replays: Fragment | Columns, timeout_s: float) -> list[Fragment | Columns]:

@@ -74,6 +74,7 @@ class RowPlayer:
             {name: _TeamModel(self, name) for name in self.services.models},
             {name: _TeamBuffer(self, name) for name in self.services.buffers},
             _TeamRecorder(self),
+            caught_up=self.learner.caught_up,
         )
         return SeatedPlayer(f"team {self._team}", services, None, None, leave, sees=self.sees)
 

@@ -5,6 +5,8 @@ Knows nothing of what fills the buffers.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Mapping
@@ -38,6 +40,7 @@ class Batches:
         self._idle = threading.Event()
         self._idle.set()
         self._paused_until = 0.0
+        self._waiting: set[asyncio.Future[None]] = set()
         self._stopped = False
         for buffer in buffers.values():
             buffer.changed, buffer.behind = self._changed.set, self._pause
@@ -54,6 +57,7 @@ class Batches:
             for name, buffer in self._buffers.items():
                 if name not in self._held and (batch := buffer.pop()) is not None:
                     self._held[name] = batch
+            self._wake()
             if self._held:
                 chosen = self._mix.choose(self._held)
                 batch = self._buffers[chosen].importance.weigh(self._held.pop(chosen), self._given)
@@ -85,6 +89,30 @@ class Batches:
         self._idle.set()
         for buffer in self._buffers.values():
             buffer.end()
+        self._wake()
+
+    async def caught_up(self, timeout_s: float) -> None:
+        """Waits while a whole batch waits for the learner already, at most so long. From any event loop.
+
+        A game that plays on meanwhile takes CPU from the learner, for data that would be old or dropped.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._stopped:
+                    taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                    self._waiting.add(taken)  # before the look, so that no batch is taken between the two
+                    try:
+                        if not any(buffer.is_ahead for buffer in self._buffers.values()):
+                            break
+                        await taken
+                    finally:
+                        self._waiting.discard(taken)
+
+    def _wake(self) -> None:
+        """Lets those look again who wait in `caught_up`."""
+        for taken in list(self._waiting):
+            with contextlib.suppress(RuntimeError):  # its loop is closed
+                taken.get_loop().call_soon_threadsafe(_resolve, taken)
 
     def _pause(self) -> None:
         """Pauses a thread that pushes more than is learned from, so that an update gets the interpreter.
@@ -96,3 +124,8 @@ class Batches:
         if now - self._paused_until >= _PAUSE_S and not self._idle.is_set():
             self._idle.wait(_PAUSE_S)
             self._paused_until = time.monotonic()
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

@@ -54,7 +54,8 @@ class LocalTrainee:
         numbers: its recorder.
         acting: the acting model, which gets each published version; None: nothing acts but rollouts.
         buffers: its replay buffers by name.
-        rollouts: rollouts that fill them.
+        batches: what is learned from.
+        rollouts: rollouts that fill the buffers.
         newest: the newest published weights.
         learner: the learner.
     """
@@ -99,7 +100,7 @@ class LocalTrainee:
             for name, rollout in job.rollouts.items()
         ]
         shares = dict(zip(config.buffers, config.weights or [1.0] * len(config.buffers), strict=True))
-        batches = Batches({name: self.buffers[name] for name in config.buffers}, shares)
+        self.batches = batches = Batches({name: self.buffers[name] for name in config.buffers}, shares)
         eval_batches = {name: Batches({name: self.buffers[name]}, {name: 1.0}) for name in config.eval_buffers}
         parts: dict[str, Any] = {
             "about": {"job": as_dict, "folder": job.folder},

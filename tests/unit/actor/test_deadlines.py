@@ -6,6 +6,7 @@ from collections.abc import Awaitable
 
 import pytest
 
+from brayx.actor.config import SessionConfig
 from brayx.errors import (
     BadBody,
     DeadlineExceeded,
@@ -235,3 +236,9 @@ class TestFallback:
         await bench.ask("start")
         assert await bench.ask("tick", body=b"wait") == b""
         await until(lambda: bench.actors[0].reasons == ["error"])
+
+
+def test_a_game_waits_for_its_learner_only_if_no_tick_of_it_can_become_late() -> None:
+    assert SessionConfig().longest_wait_s == 5.0
+    assert SessionConfig(tick_timeout_s=1.0).longest_wait_s == 0.5
+    assert SessionConfig(tick_deadline_ms=20.0).longest_wait_s == 0.0

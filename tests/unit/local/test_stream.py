@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from brayx.local.stream import Batches
 from tests.unit.local.batches import T, fragment, made, values
+from tests.waiting import WAIT_S, until_awaited
 
 
 @pytest.mark.parametrize("drain", [True, False])
@@ -50,3 +52,34 @@ def test_the_last_batch_is_given_again_while_there_is_no_other_and_counted():
     assert values(buffer.pop()) == values(buffer.pop()) == [1.0, 2.0]
     assert buffer.pop() is None
     assert sink.summary()["replay_reused"] == 1
+
+
+@pytest.mark.parametrize("way", ["taken", "ended"])
+async def test_a_game_that_is_ahead_waits_until_its_batch_is_taken_or_the_stream_ends(way):
+    buffer, _ = made()
+    batches = Batches({"b": buffer}, {"b": 1.0})
+    await batches.caught_up(WAIT_S)
+    buffer.push(fragment(1.0))
+    await batches.caught_up(WAIT_S)
+    buffer.push(fragment(2.0))
+    games = [asyncio.create_task(batches.caught_up(100 * WAIT_S)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert not any(game.done() for game in games)
+    await asyncio.to_thread(batches.end if way == "ended" else batches.__next__)
+    await until_awaited(lambda: all(game.done() for game in games), "the games play on")
+    await batches.caught_up(WAIT_S)
+
+
+async def test_a_game_plays_on_after_a_time_though_the_learner_is_behind():
+    buffer, _ = made()
+    batches = Batches({"b": buffer}, {"b": 1.0})
+    buffer.push(fragment(1.0), fragment(2.0))
+    await batches.caught_up(0.01)
+    assert values(next(batches)) == [1.0, 2.0]
+
+
+async def test_no_game_waits_for_a_table_which_has_a_rate_limiter():
+    buffer, _ = made(sampler="uniform", size=10)
+    batches = Batches({"b": buffer}, {"b": 1.0})
+    buffer.push(*(fragment(float(value)) for value in range(8)))
+    await asyncio.wait_for(batches.caught_up(100 * WAIT_S), WAIT_S)
