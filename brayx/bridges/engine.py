@@ -40,6 +40,7 @@ class AgentStep(NamedTuple):
         mask: rows of 1 (allowed) and 0 by action; None: all choices are allowed.
         ended: how its episode ended with this step; None: it goes on, and the agent wants actions.
         info: the game's own values.
+        group: number of its group; 0: none.
     """
 
     agent: int
@@ -48,6 +49,7 @@ class AgentStep(NamedTuple):
     mask: Mapping[str, Any] | None = None
     ended: Literal["terminated", "truncated"] | None = None
     info: Mapping[str, Any] = {}
+    group: int = 0
 
 
 @dataclass(slots=True)
@@ -242,7 +244,7 @@ class EngineAgents:
     def _tick(self, session: _Session) -> None:
         """Sends the session's steps as rows, and counts them."""
         body, agents = _encoded(session), session.agents
-        for agent, _, reward, _, ended, _ in session.steps:
+        for agent, _, reward, _, ended, *_ in session.steps:
             sums = agents.get(agent)
             if sums is None:
                 agents[agent] = [0.0, 0]
@@ -340,7 +342,7 @@ def _encoded(session: _Session) -> bytes:
     bodies = session.bodies
     contract = bodies.contract
     names = {spec.name for spec in contract.observations}
-    agents, seen, rewards, masks, ends, infos = zip(*session.steps, strict=True)
+    agents, seen, rewards, masks, ends, infos, groups = zip(*session.steps, strict=True)
     choices = None
     if any(mask is not None for mask in masks):
         parts = [part for part in contract.discrete if part.mask]
@@ -356,6 +358,7 @@ def _encoded(session: _Session) -> bytes:
             {name: [obs[name] for obs in seen] for name in names},
             list(rewards),
             mask=choices,
+            groups=groups if any(groups) else None,
             extras={"info": [*map(dict, infos)]} if any(infos) else None,
             **ended,
         )

@@ -5,8 +5,8 @@
     call    what agents observe, by behaviour; new behaviours answer  STEP, an action for each agent that is not done
     call    status 400: the game quits; as an answer: it has to
 
-`UnityBehaviour` makes a contract of a behaviour and its first agent, steps of agents, and their actions. Group rewards
-count as the agent's own. Knows nothing of doors, sessions and gRPC.
+`UnityBehaviour` makes a contract of a behaviour and its first agent, steps of agents, and their actions. A group's
+reward is added to each member's. Knows nothing of doors, sessions and gRPC.
 """
 
 from __future__ import annotations
@@ -200,7 +200,7 @@ class UnityBehaviour:
         if agent.done:
             ended = "truncated" if agent.max_step_reached else "terminated"
         reward = agent.reward + agent.group_reward
-        return AgentStep(agent.id, obs, reward, None if ended else mask, ended, info or {})
+        return AgentStep(agent.id, obs, reward, None if ended else mask, ended, info or {}, agent.group_id)
 
     def action(self, actions: Mapping[str, Any]) -> pb.Action:
         """The message of an agent's actions."""

@@ -2,8 +2,8 @@
 
     json      {"agent": [3, 8], "obs": {"vector": [[0, 1], [2, 3]]}, "reward": [0.1, 0]}      reply: {"dash": [1, 0]}
     msgpack   the same, with arrays as their little-endian bytes
-    packed    number of rows uint16, flags uint8, agents int32, rewards float32, ends uint8, observations, masks uint8,
-              extras as JSON; reply: the rows' replies, one after the other
+    packed    number of rows uint16, flags uint8, agents int32, rewards float32, ends uint8, groups int32, observations,
+              masks uint8, extras as JSON; reply: the rows' replies, one after the other
 
 A row with ``terminated`` or ``truncated`` ends its agent's episode and gets no action; the agent's next episode may
 begin with a further row. Knows nothing of sessions, agents or doors.
@@ -39,8 +39,10 @@ from brayx.strict_json import parse_json
 
 MAX_ROWS = 4096
 """Maximum number of rows of a tick, less if its observations or choices are many; and of agents of a session."""
-_FIELDS = ("agent", "obs", "reward", "mask", "terminated", "truncated", *EXTRAS)
+_FIELDS = ("agent", "group", "obs", "reward", "mask", "terminated", "truncated", *EXTRAS)
 _HEAD = struct.Struct("<HB")
+_GROUPED = 32
+"""Flag of a packed body: groups follow."""
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -132,6 +134,7 @@ class RowBodies(ContractBodies):
         mask: Any = None,
         terminated: Any = None,
         truncated: Any = None,
+        groups: Sequence[int] | None = None,
         extras: Mapping[str, Any] | None = None,
     ) -> bytes:
         """The game's half of `decode` and `decode_stop`: a body that the service will accept.
@@ -143,13 +146,14 @@ class RowBodies(ContractBodies):
             reward: since the tick before: ``[N]`` numbers, by name if the contract names them; None: 0.
             mask: ``[N]`` rows of 1 (allowed) and 0 by action, or of the only action that has a mask.
             terminated, truncated: ``[N]``: how a row's episode ended; None: no one did.
+            groups: number of the group of each row's agent, 0 for none; None: there are no groups.
             extras: ``info``, ``forbidden``, ``forced`` and ``result`` as JSON values, for all rows; ``info`` may also
                 be a list with an object for each row.
 
         Raises:
             BadBody: a value does not fit the contract.
         """
-        tick = Tick({}, agents=self._read_agents(agents))
+        tick = self._read_numbers(agents, groups)
         count = len(agents)
         columns = self._read_columns(obs, count)
         self._read_rewards(tick, self._no_reward(count) if reward is None else reward, count)
@@ -159,9 +163,11 @@ class RowBodies(ContractBodies):
             self._read_extras(tick, extras)
         if self._is_packed:
             rewards = np.stack([*tick.rewards.values()], -1) if tick.rewards else tick.reward
-            flags = MASKED * (allowed is not None) + WITH_EXTRAS * bool(extras)
+            flags = MASKED * (allowed is not None) + WITH_EXTRAS * bool(extras) + _GROUPED * (tick.groups is not None)
             ends = tick.terminated * np.uint8(TERMINATED) + tick.truncated * np.uint8(TRUNCATED)
             parts = [_HEAD.pack(count, flags), _bytes(tick.agents, "<i4"), _bytes(rewards, "<f4"), ends.tobytes()]
+            if tick.groups is not None:
+                parts.append(_bytes(tick.groups, "<i4"))
             parts.extend(self._columns[name].pack_rows(column) for name, column in columns.items())
             if allowed is not None:
                 parts.append(b"".join(allowed[:, choices].tobytes() for choices in self._values.masks.values()))
@@ -173,6 +179,8 @@ class RowBodies(ContractBodies):
             "reward": {name: row.tolist() for name, row in tick.rewards.items()} or tick.reward.tolist(),
             **(extras or {}),
         }
+        if tick.groups is not None:
+            document["group"] = _bytes(tick.groups, "<i4") if is_binary else tick.groups.tolist()
         if allowed is not None:
             document["mask"] = {name: self._plain(allowed[:, choices]) for name, choices in self._values.masks.items()}
         for name, ended in (("terminated", tick.terminated), ("truncated", tick.truncated)):
@@ -182,7 +190,7 @@ class RowBodies(ContractBodies):
 
     def _read_rows(self, document: Mapping[str, Any]) -> Tick:
         check_names(document, _FIELDS)
-        tick = Tick({}, agents=self._read_agents(document.get("agent")))
+        tick = self._read_numbers(document.get("agent"), document.get("group"))
         assert tick.agents is not None
         count = len(tick.agents)
         columns, allowed = self._read_columns(document.get("obs"), count), self._read_masks(document.get("mask"), count)
@@ -197,18 +205,21 @@ class RowBodies(ContractBodies):
         if len(body) < _HEAD.size:
             raise BadBody(f"the body has {len(body)} bytes, expected at least {_HEAD.size}: rows and flags")
         count, flags = _HEAD.unpack_from(body)
-        if flags & ~(MASKED | WITH_EXTRAS):
-            raise BadBody(f"flags is {flags}, expected a sum of {MASKED} and {WITH_EXTRAS}", field="flags")
+        if flags & ~(MASKED | WITH_EXTRAS | _GROUPED):
+            raise BadBody(f"flags is {flags}, expected a sum of {MASKED}, {WITH_EXTRAS} and {_GROUPED}", field="flags")
         names = self.contract.rewards
         numbers = len(names) or 1
-        end = _HEAD.size + count * (4 + 4 * numbers + 1)
+        ends_at = _HEAD.size + count * (4 + 4 * numbers)
+        groups_at = ends_at + count
+        end = groups_at + 4 * count * bool(flags & _GROUPED)
         if len(body) < end:
             raise BadBody(f"the body has {len(body)} bytes, expected at least {end}: {count} agents, rewards and ends")
-        tick = Tick({}, agents=self._read_agents(np.frombuffer(body, "<i4", count, _HEAD.size)))
+        groups = np.frombuffer(body, "<i4", count, groups_at) if flags & _GROUPED else None
+        tick = self._read_numbers(np.frombuffer(body, "<i4", count, _HEAD.size), groups)
         rewards = np.frombuffer(body, "<f4", count * numbers, _HEAD.size + 4 * count).astype(np.float64)
         by_name = dict(zip(names, rewards.reshape(count, numbers).T, strict=True)) if names else rewards
         self._read_rewards(tick, by_name, count)
-        if any(ends_data := body[end - count : end]):
+        if any(ends_data := body[ends_at:groups_at]):
             ends = np.frombuffer(ends_data, np.uint8)
             if (ends & ~np.uint8(TERMINATED | TRUNCATED)).any():
                 index = int((ends & ~np.uint8(TERMINATED | TRUNCATED)).argmax())
@@ -232,26 +243,20 @@ class RowBodies(ContractBodies):
             raise BadBody(f"the body has {len(body)} bytes, expected {end}")
         return tick
 
-    def _read_agents(self, value: Any) -> np.ndarray:
-        if value is None:
+    def _read_numbers(self, agents: Any, groups: Any) -> Tick:
+        """A tick with the numbers of its rows' agents and groups, and nothing else yet."""
+        if agents is None:
             raise BadBody("agent is missing, expected the number of each row's agent", field="agent")
-        if isinstance(value, bytes) and len(value) % 4:
-            raise BadBody(f"agent has {len(value)} bytes, expected 4 for each row", field="agent")
-        try:
-            agents = np.frombuffer(value, "<i4") if isinstance(value, bytes) else np.asarray(value)
-        except ValueError:  # lists of different lengths, which the check below refuses
-            agents = np.empty(0)
-        if agents.dtype.kind not in "iu":
-            agents = array_of(value, "agent", np.int64)
-        if agents.ndim != 1 or not 0 < len(agents) <= self._max_rows:
-            got = f"{len(agents)} rows" if agents.ndim == 1 else f"the shape {list(agents.shape)}"
-            raise BadBody(f"agent has {got}, expected 1 to {self._max_rows}", field="agent")
-        numbers = agents.tolist()
-        if min(numbers) < 0 or max(numbers) >= 2**31:
-            index = next(index for index, number in enumerate(numbers) if not 0 <= number < 2**31)
-            place = f"agent[{index}]"
-            raise BadBody(f"{place} is {numbers[index]}, expected a whole number from 0 to {2**31 - 1}", field=place)
-        return agents.astype(np.int64, copy=False)
+        tick = Tick({}, agents=_whole_numbers("agent", agents))
+        assert tick.agents is not None
+        if not 0 < len(tick.agents) <= self._max_rows:
+            raise BadBody(f"agent has {len(tick.agents)} rows, expected 1 to {self._max_rows}", field="agent")
+        if groups is not None:
+            tick.groups = _whole_numbers("group", groups)
+            if len(tick.groups) != len(tick.agents):
+                got = f"group has {len(tick.groups)} rows, expected {len(tick.agents)}"
+                raise BadBody(f"{got}, with 0 for an agent without a group", field="group")
+        return tick
 
     def _read_columns(self, value: Any, count: int) -> dict[str, Any]:
         """The rows of all observations, in the contract's order and the game's dtypes."""
@@ -408,6 +413,26 @@ class _ObservationRows(ObservationValues):
         if ends[-1] > len(body):
             raise self._too_short(body, ends[-1])
         return [self._of_bytes(body[first:last]) for first, last in pairwise(ends)], ends[-1]
+
+
+def _whole_numbers(place: str, value: Any) -> np.ndarray:
+    """int64 ``[N]`` whole numbers that int32 can hold, 0 or more; of little-endian int32, a list or an array."""
+    if isinstance(value, bytes) and len(value) % 4:
+        raise BadBody(f"{place} has {len(value)} bytes, expected 4 for each row", field=place)
+    try:
+        array = np.frombuffer(value, "<i4") if isinstance(value, bytes) else np.asarray(value)
+    except ValueError:  # lists of different lengths, which the check below refuses
+        array = np.empty(0)
+    if array.dtype.kind not in "iu":
+        array = array_of(value, place, np.int64)
+    if array.ndim != 1:
+        raise BadBody(f"{place} has the shape {list(array.shape)}, expected a number for each row", field=place)
+    numbers = array.tolist()
+    if numbers and (min(numbers) < 0 or max(numbers) >= 2**31):
+        index = next(index for index, number in enumerate(numbers) if not 0 <= number < 2**31)
+        where = f"{place}[{index}]"
+        raise BadBody(f"{where} is {numbers[index]}, expected a whole number from 0 to {2**31 - 1}", field=where)
+    return array.astype(np.int64, copy=False)
 
 
 def _numbers(place: str, value: Any, count: int) -> np.ndarray:

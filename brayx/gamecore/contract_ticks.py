@@ -33,6 +33,7 @@ class Tick:
         forced: actions that are given now, by name: a choice counted from 0, or a float32 array in the game's bounds.
         result: of the seat in a league, unchecked; None: the game gave none.
         agents: numbers of the rows' agents, ``[N]`` int64; None: there are no rows.
+        groups: numbers of these agents' groups, ``[N]`` int64, 0 for none; None: there are none.
         acting: indices of the rows that want an action, those that have not ended; None: all of them, or no rows.
     """
 
@@ -46,6 +47,7 @@ class Tick:
     forced: dict[str, Any] = field(default_factory=dict)
     result: Any = None
     agents: np.ndarray | None = None
+    groups: np.ndarray | None = None
     acting: np.ndarray | None = None
 
     def row(self, index: int) -> Tick:

@@ -88,7 +88,7 @@ def test_the_agents_of_a_contract_are_the_rows_of_a_session(door: Door, url: str
     results: list[GameResult] = []
     agents = agents_at(url, on_game=results.append)
     assert exchange(agents, step(7, 1, 9.0), step(8, 2, mask={"move": [0, 0, 1]})) == {7: {"move": 1}, 8: {"move": 2}}
-    assert exchange(agents, step(8, 0, 0.5, info={"speed": 2.0})) == {8: {"move": 0}}
+    assert exchange(agents, step(8, 0, 0.5, info={"speed": 2.0}, group=4)) == {8: {"move": 0}}
     ends = [step(7, 2, 1.0, ended="terminated"), step(8, 2, -1.0, ended="truncated")]
     assert exchange(agents, *ends, step(7, 0)) == {7: {"move": 0}}
     assert len(agents) == 1
@@ -104,7 +104,7 @@ def test_the_agents_of_a_contract_are_the_rows_of_a_session(door: Door, url: str
             "reward": [9.0, 0.0],
             "mask": {"move": [[1, 1, 1], [0, 0, 1]]},
         },
-        {"agent": [8], "obs": {"vector": [[0.0, 0.0]]}, "reward": [0.5], "info": [{"speed": 2.0}]},
+        {"agent": [8], "obs": {"vector": [[0.0, 0.0]]}, "reward": [0.5], "info": [{"speed": 2.0}], "group": [4]},
         {
             "agent": [7, 8, 7],
             "obs": {"vector": [[2.0, 0.0], [2.0, 0.0], [0.0, 0.0]]},

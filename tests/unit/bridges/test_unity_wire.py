@@ -133,7 +133,7 @@ def test_steps_and_actions() -> None:
     assert step.obs["VectorSensor"] == [1.0, 2.0]
     assert (step.agent, step.reward, step.ended, step.info) == (7, 0.75, None, {"x": 1.0})
     assert step.mask == {"branch_0": [1, 0, 1], "branch_1": [0, 1]}
-    assert made.step(agent()).mask is None
+    assert (made.step(agent()).mask, made.step(agent()).group, made.step(agent(group_id=3)).group) == (None, 0, 3)
     assert made.step(agent(done=True)).ended == "terminated"
     assert made.step(agent(done=True, max_step_reached=True)).ended == "truncated"
     action = made.action({"continuous": np.array([0.5, -1.0], np.float32), "branch_0": 2, "branch_1": 1})

@@ -47,12 +47,15 @@ def test_each_row_is_as_a_tick_without_rows(encoding: str) -> None:
         mask={"dash": masks},
         terminated=[True, False, False],
         truncated=[True, False, False],
+        groups=[7, 0, 7],
         extras={"info": [{"level": 3}, {}, {"map": "ice"}], "forbidden": {"jump": [2]}, "forced": {"dash": 2}},
     )
     tick = rows.decode(body)
     assert tick.agents is not None
     assert tick.acting is not None
     assert (tick.agents.tolist(), tick.acting.tolist()) == ([3, 4, 3], [1, 2])
+    assert tick.groups is not None
+    assert tick.groups.tolist() == [7, 0, 7]
     for index, (obs, (win, style), mask) in enumerate(zip(seen, rewards, masks, strict=True)):
         row = tick.row(index)
         expected = single.decode(single.encode_tick(obs, {"win": win, "style": style}, mask={"dash": mask}))
@@ -71,6 +74,7 @@ def test_what_is_left_out_has_a_default(encoding: str) -> None:
     rows = rows_of(encoding)
     tick = rows.decode(rows.encode_rows([0, 1], {name: [value] * 2 for name, value in OBS.items()}))
     assert tick.acting is None
+    assert tick.groups is None
     assert (tick.reward.tolist(), tick.info) == ([0, 0], {})
     assert tick.obs["action_mask"].tolist() == [[1] * 5] * 2
     assert rows.decode_stop(b"") is None
@@ -106,6 +110,8 @@ def test_packed_rows_are_arrays_one_after_the_other() -> None:
         + b"\1\1\0\1"
     )
     assert rows.encode({"push": [2]}) == b"\2\0\0\0"
+    grouped = rows.encode_rows([1, 258], [[0.5, 0], [0, 1]], [1, 0], truncated=[True, False], groups=[3, 0])
+    assert grouped == b"\2\0\x20" + body[3:21] + b"\3\0\0\0\0\0\0\0" + body[21:37]  # groups follow the ends
 
 
 def test_values_may_be_flat_or_bytes() -> None:
@@ -126,6 +132,9 @@ def test_values_may_be_flat_or_bytes() -> None:
         ({"agent": [0, 2**31]}, r"^agent\[1\] is 2147483648"),
         ({"agent": [4, 4]}, r"^agent\[1\] is 4, which has a row before it that has not ended"),
         ({"agent": [4, 4], "terminated": [False, True]}, r"^agent\[1\] is 4, which has a row before it"),
+        ({"group": [1]}, r"^group has 1 rows, expected 2"),
+        ({"group": [1, -1]}, r"^group\[1\] is -1, expected a whole number from 0"),
+        ({"group": [[1], [2]]}, r"^group has the shape \[2, 1\]"),
         ({"agents": [1]}, "^agents is unknown; nearest is 'agent'"),
         ({"obs": None}, "^obs is missing|^obs is null|expected an object"),
         ({"obs": {"vector": [[0, 1]]}}, r"^obs\.vector has shape \[1, 2\], expected \[2, 2\]"),
@@ -158,7 +167,9 @@ def test_agents_that_are_no_numbers_are_refused() -> None:
 
 def test_packed_rows_are_refused_at_each_length_and_with_unknown_flags() -> None:
     rows = rows_of("packed")
-    body = rows.encode_rows([3, 4], {name: [OBS[name], OTHER[name]] for name in OBS}, mask={"dash": [[1, 1], [0, 1]]})
+    body = rows.encode_rows(
+        [3, 4], {name: [OBS[name], OTHER[name]] for name in OBS}, mask={"dash": [[1, 1], [0, 1]]}, groups=[1, 0]
+    )
     for size in range(len(body)):
         with pytest.raises(BadBody):
             rows.decode(body[:size])
