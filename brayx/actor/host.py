@@ -22,6 +22,7 @@ from brayx.actor.table import SessionTable
 from brayx.errors import DeadlineExceeded
 from brayx.gamecore.auth import Keys
 from brayx.gamecore.doors import DOORS, http_urls
+from brayx.gamecore.protocol import StepRequest
 from brayx.metrics import Recorder
 from brayx.metrics.openmetrics import OpenMetrics
 from brayx.threads import NativeThread
@@ -114,6 +115,11 @@ class LocalHost:
         except TimeoutError:
             future.cancel()
             raise DeadlineExceeded(f"the event loop of the doors gave no answer within {timeout_s:g} s") from None
+
+    async def step(self, request: StepRequest) -> bytes:
+        """Answers a request of a game that plays on `loop`, without a door; see `Service.step`."""
+        assert self._service is not None
+        return await self._service.step(request)
 
     def export(self, recorder: Recorder, **tags: str) -> None:
         """Shows the samples of ``recorder`` at ``/metrics`` from now on; arguments as for `OpenMetrics.follow`."""

@@ -1,18 +1,19 @@
 """`Builds`: an engine's games as processes, started by their bridge, and started again when they end.
 
-Their output is the bridge's own, and they end with it, even if it is killed. Knows nothing of what they say to it.
+They end with it, even if it is killed. Knows nothing of what they say to it.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 from brayx import systems
 from brayx.command_line import SWITCH
@@ -65,31 +66,38 @@ def add_options(parser: argparse.ArgumentParser, *, listen: int | None, ports: s
 
 
 class Builds:
-    """Keeps builds running; a context manager, at whose end they have ended.
+    """Keeps builds running; an asynchronous context manager, at whose end they have ended.
 
     Args:
         commands: the words of each build's command.
         say: prints a line.
+        options: how they are started, as for `brayx.guard.GamecoreGuard.start`; empty: in this folder, and with this
+            process's output.
 
     Raises:
         ConfigError: a command cannot be started.
     """
 
-    def __init__(self, commands: Sequence[Sequence[str]], say: Callable[[str], None]) -> None:
+    def __init__(
+        self, commands: Sequence[Sequence[str]], say: Callable[[str], None], options: Mapping[str, Any]
+    ) -> None:
         self._guard = GamecoreGuard()
         self._builds = [_Build(list(words)) for words in commands]
-        self._say = say
+        self._say, self._options = say, options
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         try:
             for build in self._builds:
                 self._start(build)
         except BaseException:
-            self.__exit__()
+            await self.__aexit__()
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
         self._guard.end([build.process for build in self._builds if build.process is not None], _END_S)
         self._guard.close()
 
@@ -113,7 +121,7 @@ class Builds:
 
     def _start(self, build: _Build) -> None:
         try:
-            build.process = self._guard.start(build.words)
+            build.process = self._guard.start(build.words, **self._options)
         except StartupError:
             raise ConfigError(
                 f"the build {build.words[0]!r} cannot be started: expected the path of an executable"

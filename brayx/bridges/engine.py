@@ -6,28 +6,29 @@ and returns when all are answered. Knows nothing of the engines' wires.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
-import threading
-import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
 from brayx.bridges.clients import ClientSessions
-from brayx.errors import BadBody, BrayxError, ConfigError, DeadlineExceeded, ProtocolError
+from brayx.errors import BadBody, BrayxError, ConfigError, ProtocolError
 from brayx.gamecore.contract import ActionPart, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.contract_rows import RowBodies
-from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, START_S, Backoff, GameResult, GamesRun
+from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, Backoff, GameResult, GamesRun
+from brayx.gamecore.games import say as print_line
 from brayx.gamecore.protocol import StepKind, StepRequest
-from brayx.gamecore.transports.base import Endpoint
-from brayx.gamecore.transports.tcp import TcpSessions
 from brayx.strict_json import parse_json
 
-_LOOK_S = 0.5
 _CLOSE_S = 2.0
+
+Ask = Callable[[StepRequest], Awaitable[bytes]]
+"""Sends a request of a session and returns its reply; raises the typed error instead. The way to a service: that of a
+client (`brayx.bridges.clients`), or the sessions of this process themselves."""
 
 
 class AgentStep(NamedTuple):
@@ -54,47 +55,55 @@ class AgentStep(NamedTuple):
 
 @dataclass(slots=True)
 class _Session:
-    """A running session: its agents, what it waits for, and how often that was repeated.
+    """A running session.
 
     Attributes:
         agents: return and length of each agent's episode so far.
-        kind, steps, body: of the request that it waits for, or that was answered last.
     """
 
     id: str
     bodies: RowBodies
-    steps: list[AgentStep]
-    kind: StepKind = StepKind.START
-    body: bytes = b""
-    repeats: int = 0
     agents: dict[int, list[float]] = field(default_factory=dict)
 
 
 class EngineRun:
-    """A run by the threads of several games: keeps their episodes' results, and ends with the last or with a failure.
+    """A run of several games on one event loop: where they play, where the bridge says what a person has to know, and
+    their episodes' results. It ends with the last episode, or with a failure.
 
     Args:
         run: how to play.
+        ask: sends a request to the service and returns the reply, or raises a typed error.
+        say: prints a line.
+        builds: how builds are started, as for `brayx.guard.GamecoreGuard.start`.
 
-    Attributes:
-        games_run: the same for `EngineAgents`, which stop when this run is over and report their episodes here.
+    Raises:
+        ConfigError: the run has an option that an engine's agents have not.
     """
 
-    def __init__(self, run: GamesRun[GameResult]) -> None:
-        self.games_run = replace(run, should_stop=self.is_over, on_game=self._finished)
-        self._given = run
+    def __init__(
+        self,
+        run: GamesRun[GameResult],
+        ask: Ask,
+        *,
+        say: Callable[[str], None] = print_line,
+        builds: Mapping[str, Any] = {},
+    ) -> None:
+        if run.max_ticks is not None:
+            raise ConfigError(f"max_ticks is {run.max_ticks}: the agents of an engine do not have it")
+        self.run, self.ask, self.say, self.builds = run, ask, say, builds
         self._results: list[GameResult] = []
         self._failure: BrayxError | None = None
-        self._lock = threading.Lock()
-        self._ends = threading.Event()
+        self._ends = asyncio.Event()
 
     def is_over(self) -> bool:
         """Whether to stop playing."""
-        return self._ends.is_set() or self._given.should_stop()
+        return self._ends.is_set() or self.run.should_stop()
 
-    def wait(self, timeout_s: float) -> bool:
+    async def wait(self, timeout_s: float) -> bool:
         """Waits for the end, for at most this long; whether the run is over."""
-        return self._ends.wait(timeout_s) or self.is_over()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ends.wait(), timeout_s)
+        return self.is_over()
 
     def end(self) -> None:
         """Ends the run."""
@@ -115,41 +124,56 @@ class EngineRun:
             raise self._failure
         return self._results
 
-    def _finished(self, result: GameResult) -> None:
-        with self._lock:
-            if len(self._results) == self._given.games:
-                return
-            if self._given.games is not None:
-                self._results.append(result)
-            self._given.on_game(result)
-            if len(self._results) == self._given.games:
-                self._ends.set()
+    def finished(self, result: GameResult) -> None:
+        """Takes an episode that ended in its game."""
+        if len(self._results) == self.run.games:
+            return
+        if self.run.games is not None:
+            self._results.append(result)
+        self.run.on_game(result)
+        if len(self._results) == self.run.games:
+            self._ends.set()
+
+
+def run_games(play: Callable[..., Awaitable[None]], url: str, **options: Any) -> list[GameResult]:
+    """Plays games at a service elsewhere, as its client; returns the results of their agents' episodes.
+
+    Args:
+        play: plays the games of an engine, given an `EngineRun`.
+        url: URL of the service.
+        **options: as for `GamesRun`; the others are those of ``play``.
+
+    Raises:
+        ConfigError: an option has no meaning here; or as ``play``.
+        BrayxError: the service's last error.
+    """
+    of_run = {item.name for item in fields(GamesRun)}
+    run: GamesRun[GameResult] = GamesRun(url=url, **{name: options[name] for name in options if name in of_run})
+
+    async def played() -> list[GameResult]:
+        async with ClientSessions(run) as sessions:
+            engine_run = EngineRun(run, sessions.ask)
+            await play(engine_run, **{name: options[name] for name in options if name not in of_run})
+            return engine_run.results()
+
+    return asyncio.run(played())
 
 
 class EngineAgents:
-    """The agents of one game; for one thread at a time. All agents of one contract are one session.
+    """The agents of one game. All agents of one contract are one session.
 
     Args:
-        run: how to play; its ``on_game`` gets each episode of an agent that ended in the game. Over a TCP door all
-            sessions share a connection, unless they are to reconnect, as only a session's own client can.
-            ``timeout_s`` does not limit a start, which is held while the training prepares.
+        run: the run that the game belongs to; gets each episode of an agent that ended in the game.
 
     Attributes:
         episodes: number of episodes that ended in the game.
         broken_off: number of episodes that ended otherwise.
-
-    Raises:
-        ConfigError: the run has an option that an engine's agents have not.
     """
 
-    def __init__(self, run: GamesRun[GameResult]) -> None:
-        if run.max_ticks is not None:
-            raise ConfigError(f"max_ticks is {run.max_ticks}: the agents of an engine do not have it")
+    def __init__(self, run: EngineRun) -> None:
         self._run = run
-        self._patience = Backoff(run.give_up_after_s)
-        self._connection: TcpSessions | ClientSessions | None = None
+        self._patience = Backoff(run.run.give_up_after_s, run.say)
         self._sessions: dict[int, _Session] = {}  # by the contract's identity
-        self._waiting: dict[str, _Session] = {}
         self.episodes = 0
         self.broken_off = 0
 
@@ -157,7 +181,7 @@ class EngineAgents:
         """Number of agents whose episodes go on."""
         return sum(len(session.agents) for session in self._sessions.values())
 
-    def exchange(self, steps: Iterable[tuple[Contract, list[AgentStep]]]) -> dict[int, dict[str, Any]]:
+    async def exchange(self, steps: Iterable[tuple[Contract, list[AgentStep]]]) -> dict[int, dict[str, Any]]:
         """Sends a step of each of several agents, and returns the actions of those whose episodes go on.
 
         The first step of an agent begins an episode, so its reward counts for nothing. An agent's end may be followed
@@ -173,78 +197,85 @@ class EngineAgents:
             BadBody: a step does not fit its contract, or the service refuses the contract; names the field.
             BrayxError: what the service answered last, when it is given up, or when another session would get it too.
         """
-        steps = list(steps)
-        while True:
-            try:
-                return self._exchange(steps)
-            except RETRIED as error:  # the connection's: all of its sessions are over
-                self._disconnect()
-                if self._run.should_stop():
-                    raise
-                self._patience.after(error, self._run.should_stop)
-
-    def break_off(self) -> None:
-        """Ends all sessions in the middle of their episodes: what followed their last actions is not known."""
-        try:
-            self._drain()  # a session takes its stop after the reply to its last tick
-            for session in self._sessions.values():
-                self._submit(session, StepKind.STOP, b"")
-            self._drain()
-        except BrayxError:
-            pass  # the door ends sessions that are idle
-        self._disconnect()
-
-    def _drain(self) -> None:
-        """Waits a while for the replies to all requests, and ignores them."""
-        deadline = time.monotonic() + _CLOSE_S
-        while self._connection and self._waiting and time.monotonic() < deadline:
-            for session_id, _ in self._connection.exchange(_LOOK_S):
-                self._waiting.pop(session_id, None)
-
-    def _exchange(self, steps: Sequence[tuple[Contract, list[AgentStep]]]) -> dict[int, dict[str, Any]]:
-        for contract, together in steps:
-            self._send(contract, together)
+        turns = [self._turn(contract, together) for contract, together in steps]
         actions: dict[int, dict[str, Any]] = {}
-        while self._waiting:
-            for session_id, reply in self._receive():
-                session = self._waiting.pop(session_id, None)
-                if session is None:
-                    continue
-                if isinstance(reply, BrayxError):
-                    self._failed(session, reply)
-                    continue
-                session.repeats = 0
-                if session.kind is StepKind.START:
-                    self._check_start(session, reply)
-                    self._tick(session)
-                elif session.kind is StepKind.TICK:
-                    actions.update(_actions(session, reply))
+        if len(turns) == 1:  # without a task
+            actions = await turns[0]
+        else:
+            for result in await asyncio.gather(*turns, return_exceptions=True):
+                if isinstance(result, BaseException):
+                    raise result
+                actions |= result
         self._patience.reset()
         return actions
 
-    def _send(self, contract: Contract, steps: list[AgentStep]) -> None:
-        """Sends the steps of agents with one contract, but not the end of an agent that has no episode here."""
-        session = self._sessions.get(id(contract))
-        if any(step.ended for step in steps):
-            running = set(session.agents) if session is not None else set()
-            given, steps = steps, []
-            for step in given:
-                if not step.ended or step.agent in running:
-                    steps.append(step)
-                (running.discard if step.ended else running.add)(step.agent)
-        if not steps:
-            return
-        if session is None:
-            session = self._sessions[id(contract)] = _Session(uuid.uuid4().hex, RowBodies(contract), steps)
-            self._submit(session, StepKind.START, json.dumps({**contract.as_dict(), "rows": True}).encode())
-        else:
-            session.steps = steps
-            self._tick(session)
+    async def break_off(self) -> None:
+        """Ends all sessions in the middle of their episodes: what followed their last actions is not known."""
+        self.broken_off += len(self)
+        sessions, self._sessions = self._sessions, {}
+        stops = (self._run.ask(StepRequest(StepKind.STOP, session.id, b"")) for session in sessions.values())
+        with contextlib.suppress(TimeoutError):  # the door ends sessions that are idle
+            async with asyncio.timeout(_CLOSE_S):
+                await asyncio.gather(*stops, return_exceptions=True)
 
-    def _tick(self, session: _Session) -> None:
-        """Sends the session's steps as rows, and counts them."""
-        body, agents = _encoded(session), session.agents
-        for agent, _, reward, _, ended, *_ in session.steps:
+    async def _turn(self, contract: Contract, steps: list[AgentStep]) -> dict[int, dict[str, Any]]:
+        """The actions of agents with one contract."""
+        while True:
+            session = self._sessions.get(id(contract))
+            steps = _of_episodes(steps, () if session is None else session.agents)
+            if not steps:
+                return {}
+            try:
+                if session is None:
+                    session = await self._started(contract)
+                body = _encoded(session.bodies, steps)
+                self._count(session, steps)
+                return _actions(session.bodies, steps, await self._reply(session.id, StepKind.TICK, body))
+            except RETRIED as error:
+                if session is not None:
+                    del self._sessions[id(contract)]
+                    self.broken_off += len(session.agents)
+                await self._patience.pause_after(error, self._run.is_over)
+                if self._run.is_over():
+                    raise
+                steps = [step for step in steps if step.ended is None]
+
+    async def _started(self, contract: Contract) -> _Session:
+        """A new session.
+
+        Raises:
+            BadBody: the service refuses the contract.
+            ConfigError: the service does not play games with contracts.
+        """
+        session = _Session(uuid.uuid4().hex, RowBodies(contract))
+        try:
+            reply = await self._reply(
+                session.id, StepKind.START, json.dumps({**contract.as_dict(), "rows": True}).encode()
+            )
+        except BadBody as error:
+            raise BadBody(f"the training refuses the game's agents: {error.message}", **error.details) from None
+        self._sessions[id(contract)] = session
+        with contextlib.suppress(BadBody, KeyError, TypeError):
+            if parse_json(reply)["id"] == contract.id:
+                return session
+        url = self._run.run.url
+        message = f"{url} takes no contracts (it answers {reply[:40]!r}): expected a job like game.yaml"
+        raise ConfigError(message, url=url)
+
+    async def _reply(self, session: str, kind: StepKind, body: bytes) -> bytes:
+        """The reply to a request, which is repeated if its session was resumed from before it."""
+        request = StepRequest(kind, session, body)
+        for _ in range(MAX_RESUMED):
+            try:
+                return await self._run.ask(request)
+            except RESUMED:
+                pass
+        return await self._run.ask(request)
+
+    def _count(self, session: _Session, steps: Sequence[AgentStep]) -> None:
+        """Adds the steps to their agents' episodes."""
+        agents = session.agents
+        for agent, _, reward, _, ended, *_ in steps:
             sums = agents.get(agent)
             if sums is None:
                 agents[agent] = [0.0, 0]
@@ -254,59 +285,19 @@ class EngineAgents:
             if ended is not None:
                 del agents[agent]
                 self.episodes += 1
-                self._run.on_game(GameResult(sums[0], int(sums[1]), ended))
-        self._submit(session, StepKind.TICK, body)
+                self._run.finished(GameResult(sums[0], int(sums[1]), ended))
 
-    def _submit(self, session: _Session, kind: StepKind, body: bytes) -> None:
-        if self._connection is None:
-            self._connection = _connected(self._run)
-        session.kind, session.body = kind, body
-        self._waiting[session.id] = session
-        self._connection.submit(StepRequest(kind, session.id, body))
 
-    def _receive(self) -> list[tuple[str, bytes | BrayxError]]:
-        assert self._connection is not None
-        is_starting = any(session.kind is StepKind.START for session in self._waiting.values())
-        deadline = time.monotonic() + (START_S if is_starting else self._run.timeout_s)
-        while True:
-            try:
-                return self._connection.exchange(_LOOK_S)
-            except DeadlineExceeded:
-                if self._run.should_stop() or time.monotonic() > deadline:
-                    raise
-
-    def _check_start(self, session: _Session, reply: bytes) -> None:
-        """Raises `ConfigError` unless the service plays games with contracts."""
-        with contextlib.suppress(BadBody, KeyError, TypeError):
-            if parse_json(reply)["id"] == session.bodies.contract.id:
-                return
-        raise ConfigError(
-            f"{self._run.url} takes no contracts (it answers {reply[:40]!r}): expected a job like game.yaml",
-            url=self._run.url,
-        )
-
-    def _failed(self, session: _Session, error: BrayxError) -> None:
-        """Handles an error reply: repeats the request, or starts another session with the same step."""
-        if isinstance(error, RESUMED) and session.repeats < MAX_RESUMED:
-            session.repeats += 1
-            self._submit(session, session.kind, session.body)
-        elif not isinstance(error, RETRIED):
-            if session.kind is StepKind.START and isinstance(error, BadBody):
-                raise BadBody(f"the training refuses the game's agents: {error.message}", **error.details) from None
-            raise error
-        elif session.kind is not StepKind.STOP:
-            del self._sessions[id(session.bodies.contract)]
-            self.broken_off += len(session.agents)
-            self._patience.after(error, self._run.should_stop)
-            self._send(session.bodies.contract, [step for step in session.steps if step.ended is None])
-
-    def _disconnect(self) -> None:
-        self.broken_off += len(self)
-        self._sessions.clear()
-        self._waiting.clear()
-        if self._connection is not None:
-            self._connection.__exit__()
-            self._connection = None
+def _of_episodes(steps: list[AgentStep], agents: Iterable[int]) -> list[AgentStep]:
+    """The steps without the ends of agents that have no episode; ``agents`` have one before."""
+    if not any(step.ended for step in steps):
+        return steps
+    running, kept = set(agents), []
+    for step in steps:
+        if not step.ended or step.agent in running:
+            kept.append(step)
+        (running.discard if step.ended else running.add)(step.agent)
+    return kept
 
 
 def described(contract: Contract) -> str:
@@ -316,33 +307,25 @@ def described(contract: Contract) -> str:
     return f"{contract.behaviour}: {', '.join(seen)} -> {', '.join(done)}"
 
 
-def _connected(run: GamesRun[GameResult]) -> TcpSessions | ClientSessions:
-    endpoint = Endpoint.parse(run.endpoint)
-    if endpoint.door.name == "tcp" and run.reconnect_s is None:
-        return TcpSessions(endpoint, run.timeout_s, run.key, run.secret)
-    return ClientSessions(run, START_S)
-
-
-def _actions(session: _Session, reply: bytes) -> dict[int, dict[str, Any]]:
+def _actions(bodies: RowBodies, steps: Sequence[AgentStep], reply: bytes) -> dict[int, dict[str, Any]]:
     """The actions of a session's agents, from the reply to its tick."""
-    columns = {name: column.tolist() for name, column in session.bodies.decode_reply(reply).items()}
-    acting = [step.agent for step in session.steps if step.ended is None]
+    columns = {name: column.tolist() for name, column in bodies.decode_reply(reply).items()}
+    acting = [step.agent for step in steps if step.ended is None]
     if any(len(column) != len(acting) for column in columns.values()):
         raise ProtocolError(f"the reply has not the actions of {len(acting)} agents", agents=len(acting))
     rows = zip(*columns.values(), strict=True)
     return {agent: dict(zip(columns, row, strict=True)) for agent, row in zip(acting, rows, strict=True)}
 
 
-def _encoded(session: _Session) -> bytes:
+def _encoded(bodies: RowBodies, steps: Sequence[AgentStep]) -> bytes:
     """The body of a tick: a row for each step.
 
     Raises:
         BadBody: a value does not fit the contract; names the agent and the field.
     """
-    bodies = session.bodies
     contract = bodies.contract
     names = {spec.name for spec in contract.observations}
-    agents, seen, rewards, masks, ends, infos, groups = zip(*session.steps, strict=True)
+    agents, seen, rewards, masks, ends, infos, groups = zip(*steps, strict=True)
     choices = None
     if any(mask is not None for mask in masks):
         parts = [part for part in contract.discrete if part.mask]
@@ -352,7 +335,7 @@ def _encoded(session: _Session) -> bytes:
         ended = {name: [end == name for end in ends] for name in ("terminated", "truncated")}
     try:
         if any(obs.keys() != names for obs in seen):
-            _check(session)
+            _check(contract, steps)
         return bodies.encode_rows(
             agents,
             {name: [obs[name] for obs in seen] for name in names},
@@ -363,7 +346,7 @@ def _encoded(session: _Session) -> bytes:
             **ended,
         )
     except BadBody:
-        _check(session)
+        _check(contract, steps)
         raise
 
 
@@ -372,10 +355,10 @@ def _choices(mask: Mapping[str, Any] | None, part: ActionPart) -> bytes:
     return b"\1" * part.size if choices is None else bytes(choices)
 
 
-def _check(session: _Session) -> None:
+def _check(contract: Contract, steps: Sequence[AgentStep]) -> None:
     """Raises the error of the first step that does not fit the contract, if there is one."""
-    bodies = ContractBodies(session.bodies.contract)
-    for step in session.steps:
+    bodies = ContractBodies(contract)
+    for step in steps:
         try:
             bodies.encode_tick(step.obs, step.reward, mask=step.mask, extras={"info": dict(step.info)})
         except BadBody as error:

@@ -12,25 +12,25 @@ game ends its connection and is said in one line; the bridge goes on listening. 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
-import select
+import functools
 import socket
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from brayx.bridges import engine
 from brayx.bridges.builds import Builds, add_options, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
 from brayx.bridges.godot_wire import PORT, GodotGame, GodotStep
 from brayx.errors import BadBody, BrayxError, ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.contract import Contract
-from brayx.gamecore.games import GameResult, GamesRun, say
 
 _HOST = "127.0.0.1"
 """The add-on dials no other address."""
+_BUFFER_BYTES = 2**20
 _LOOK_S = 0.2
 _END_S = 3.0
 """Time for the games to end when the bridge does."""
@@ -45,99 +45,105 @@ class GodotBridge:
         command: makes the command line of a build of a port's number and the port; None: games are started by hand.
         time_limit: an agent's episode that ends with this many steps, or more, was cut by the game's clock.
         game_timeout_s: time limit of an answer of a game.
-
-    Attributes:
-        ports: where it listens, while it plays.
+        on_listen: called with the ports when all are open.
     """
 
     def __init__(
         self,
-        run: GamesRun[GameResult],
+        run: EngineRun,
         ports: Sequence[int],
         *,
         command: Callable[[int, int], Sequence[str]] | None = None,
         time_limit: int | None = None,
         game_timeout_s: float = 300.0,
+        on_listen: Callable[[list[int]], None] = lambda ports: None,
     ) -> None:
-        self._run = EngineRun(run)
-        self._wanted_ports, self._command = ports, command
+        self._run = run
+        self._ports, self._command, self._on_listen = ports, command, on_listen
         self._time_limit, self._game_timeout_s = time_limit, game_timeout_s
-        self.ports: list[int] = []
-        self._threads: list[threading.Thread] = []
+        self._games: dict[asyncio.Task[None], GodotGame] = {}
 
-    def play(self) -> list[GameResult]:
-        """Plays until there are enough episodes, or until it must stop; returns their results.
+    async def play(self) -> None:
+        """Plays until there are enough episodes, or until it must stop.
 
         Raises:
             ConfigError: a port is taken, or a build cannot be started.
             BrayxError: the service's error that ended all play.
         """
-        with contextlib.ExitStack() as stack:
-            listeners = [stack.enter_context(_listen(port)) for port in self._wanted_ports]
-            self.ports = [listener.getsockname()[1] for listener in listeners]
-            commands = [self._command(number, port) for number, port in enumerate(self.ports)] if self._command else []
+        run = self._run
+        async with contextlib.AsyncExitStack() as stack:
+            listeners = [stack.enter_context(_listen(port)) for port in self._ports]
+            ports = [listener.getsockname()[1] for listener in listeners]
+            for number, listener in enumerate(listeners):
+                play = functools.partial(self._play, number if self._command else None)
+                server = await asyncio.start_server(play, sock=listener, limit=_BUFFER_BYTES)
+                stack.callback(server.close)
+            commands = [self._command(number, port) for number, port in enumerate(ports)] if self._command else []
             if not commands:
-                port = self.ports[0]
-                say(f"listens at {_HOST}:{port}: press Play in Godot, or start the game with --port={port}")
-            builds = stack.enter_context(Builds(commands, say))
-            stack.callback(self._end)
-            while not self._run.is_over():
-                for listener in select.select(listeners, [], [], _LOOK_S)[0]:
-                    self._accept(listener, listeners.index(listener) if commands else None)
+                port = ports[0]
+                run.say(f"listens at {_HOST}:{port}: press Play in Godot, or start the game with --port={port}")
+            builds = await stack.enter_async_context(Builds(commands, run.say, run.builds))
+            stack.push_async_callback(self._end)
+            self._on_listen(ports)
+            while not await run.wait(_LOOK_S):
                 builds.watch()
-        return self._run.results()
 
-    def _end(self) -> None:
-        """Ends the games; their threads are left to the process's end if the service does not answer."""
+    async def _end(self) -> None:
+        """Ends the games; those whose service does not answer are cancelled."""
         self._run.end()
-        deadline = time.monotonic() + _END_S
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
+        for game in self._games.values():
+            game.interrupt()
+        tasks = [*self._games]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=_END_S)
+            for task in late:
+                task.cancel()
 
-    def _accept(self, listener: socket.socket, number: int | None) -> None:
-        sock, address = listener.accept()
-        name = f"the game at {address[0]}:{address[1]}" if number is None else f"build {number}"
-        game = GodotGame(sock, self._game_timeout_s, self._run.is_over, lambda line: say(f"{name} {line}"))
-        self._threads = [thread for thread in self._threads if thread.is_alive()]
-        self._threads.append(threading.Thread(target=self._play, args=(game, name), name="brayx-godot", daemon=True))
-        self._threads[-1].start()
-
-    def _play(self, game: GodotGame, name: str) -> None:
+    async def _play(self, number: int | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Plays a game to its end."""
-        agents = EngineAgents(self._run.games_run)
+        host, port, *_ = writer.get_extra_info("peername") or ("", 0)
+        name = f"the game at {host}:{port}" if number is None else f"build {number}"
+        say = self._run.say
+        game = GodotGame(reader, writer, self._game_timeout_s, lambda line: say(f"{name} {line}"))
+        agents = EngineAgents(self._run)
+        task = asyncio.current_task()
+        assert task is not None
+        self._games[task] = game
         try:
-            self._play_episodes(game, name, agents)
+            await self._play_episodes(game, name, agents)
+            await agents.break_off()
         except BrayxError as error:
             say(f"{name} was closed: {error.message}")
+            await agents.break_off()
         finally:
-            agents.break_off()
+            del self._games[task]
             game.close()
 
-    def _play_episodes(self, game: GodotGame, name: str, agents: EngineAgents) -> None:
-        contracts = game.announce()
-        step = None if contracts is None else game.reset()
+    async def _play_episodes(self, game: GodotGame, name: str, agents: EngineAgents) -> None:
+        contracts = await game.announce()
+        step = None if contracts is None else await game.reset()
         if contracts is None or step is None:
             return self._say_left(name, 0)
         kinds = "; ".join(dict.fromkeys(map(described, contracts)))
-        say(f"{name} plays with {len(contracts)} agents: {kinds}")
+        self._run.say(f"{name} plays with {len(contracts)} agents: {kinds}")
         lengths = [0] * len(contracts)
         last = step.obs
         steps = 0
         while step is not None:
-            actions = self._exchange(agents, self._steps(step, contracts, lengths, last))
+            actions = await self._exchange(agents, self._steps(step, contracts, lengths, last))
             if actions is None:
                 return None
             last = step.obs
-            step = game.act([actions[agent] for agent in range(len(contracts))])
+            step = await game.act([actions[agent] for agent in range(len(contracts))])
             steps += step is not None
         return self._say_left(name, steps)
 
-    def _exchange(
+    async def _exchange(
         self, agents: EngineAgents, steps: Iterable[tuple[Contract, list[AgentStep]]]
     ) -> dict[int, dict[str, Any]] | None:
         """The agents' actions; None if the bridge ends."""
         try:
-            return None if self._run.is_over() else agents.exchange(steps)
+            return None if self._run.is_over() else await agents.exchange(steps)
         except BadBody:  # the game's fault
             raise
         except BrayxError as error:
@@ -148,7 +154,7 @@ class GodotBridge:
     def _say_left(self, name: str, steps: int) -> None:
         if not self._run.is_over():
             again = "" if self._command else "; press Play to go on"
-            say(f"{name} has left after {steps} steps{again}")
+            self._run.say(f"{name} has left after {steps} steps{again}")
 
     def _steps(
         self, step: GodotStep, contracts: Sequence[Contract], lengths: list[int], last: Sequence[Mapping[str, Any]]
@@ -171,8 +177,8 @@ class GodotBridge:
         return [*steps.values()]
 
 
-def run_games(
-    url: str,
+async def play(
+    run: EngineRun,
     *,
     listen: int = PORT,
     command: str = "",
@@ -183,43 +189,45 @@ def run_games(
     headless: bool = True,
     time_limit: int | None = None,
     game_timeout_s: float = 300.0,
-    **options: Any,
-) -> list[GameResult]:
-    """Plays games of a Godot project and returns the results of their agents' episodes.
+    on_listen: Callable[[list[int]], None] = lambda ports: None,
+) -> None:
+    """Plays games of a Godot project.
 
     Args:
+        run: the service, and how to play.
         listen: port for games that are started by hand; 0: a free one.
         command: command line of an exported build; empty: games are started by hand.
         num: number of builds. Each has a port of its own, and the seeds follow each other.
         speedup, action_repeat, fixed_fps: flags of the builds; None: as exported.
         headless: the builds draw nothing; not for agents that see.
-        time_limit, game_timeout_s: as for `GodotBridge`.
-        **options: as for `brayx.gamecore.games.GamesRun`.
+        time_limit, game_timeout_s, on_listen: as for `GodotBridge`.
 
     Raises:
         ConfigError: a port is taken, a build cannot be started, or the service takes no contracts.
         BrayxError: the service's last error.
     """
-    run: GamesRun[GameResult] = GamesRun(url=url, **options)
-
     flags = ["--disable-render-loop", "--headless"] if headless else []
     flags += [] if fixed_fps is None else ["--fixed-fps", f"{fixed_fps}"]
     named = {"action_repeat": action_repeat, "speedup": speedup}
     flags += [f"--{name}={value:g}" for name, value in named.items() if value is not None]
-
-    words = words_of(command) if command else []
+    words, first_seed = words_of(command) if command else [], run.run.seed
 
     def build(number: int, port: int) -> list[str]:
-        seed = [] if run.seed is None else [f"--env_seed={run.seed + number}"]
+        seed = [] if first_seed is None else [f"--env_seed={first_seed + number}"]
         return [*words, f"--port={port}", *seed, *flags]
 
-    return GodotBridge(
+    await GodotBridge(
         run,
         [0] * num if command else [listen],
         command=build if command else None,
         time_limit=time_limit,
         game_timeout_s=game_timeout_s,
+        on_listen=on_listen,
     ).play()
+
+
+run_games = functools.partial(engine.run_games, play)
+"""Plays games of a Godot project at a service elsewhere: `brayx.bridges.engine.run_games`."""
 
 
 def _listen(port: int) -> socket.socket:
@@ -250,10 +258,15 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+OPTIONS = (
+    *("listen", "command", "num", "speedup", "action_repeat", "fixed_fps", "headless", "time_limit", "game_timeout_s"),
+)
+"""Options of the command line that `play` takes."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command ``brayx gamecore godot``; exit codes as for `brayx.gamecore.games.run_command`."""
-    builds = ("command", "num", "speedup", "action_repeat", "fixed_fps", "headless")
-    return playing.run_command(parser(), argv, run_games, "listen", *builds, "time_limit", "game_timeout_s")
+    return playing.run_command(parser(), argv, run_games, *OPTIONS)
 
 
 if __name__ == "__main__":

@@ -12,11 +12,9 @@ What the game announces becomes a contract for each agent. Knows nothing of door
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import json
 import re
-import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,7 +31,6 @@ POLICY = "shared_policy"
 """The policy of all agents of an add-on that names none."""
 _HANDSHAKE = {"type": "handshake", "major_version": "0", "minor_version": "7"}
 _MAX_AGENTS = 4096
-_LOOK_S = 0.2
 _SILENT_S = 10.0
 """After this time without an answer a line says so."""
 _IS_PICTURE = "2d"
@@ -62,12 +59,11 @@ class GodotStep:
 
 
 class GodotGame:
-    """The connection of one game; for one thread.
+    """The connection of one game.
 
     Args:
-        sock: the connection.
+        reader, writer: the connection.
         timeout_s: time limit of an answer, after which the game hangs.
-        should_stop: called several times a second; true ends all waiting.
         say: prints a line.
 
     All methods that wait for an answer return None if the game has left, and raise:
@@ -78,23 +74,19 @@ class GodotGame:
 
     def __init__(
         self,
-        sock: socket.socket,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
         timeout_s: float,
-        should_stop: Callable[[], bool] = lambda: False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
-        sock.settimeout(_LOOK_S)
-        with contextlib.suppress(OSError):  # gone already; or no TCP, in a test
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._sock = sock
-        self._timeout_s = timeout_s
-        self._should_stop, self._say = should_stop, say
+        self._reader, self._writer = reader, writer
+        self._timeout_s, self._say = timeout_s, say
         self._kinds: list[dict[str, str]] = []
 
-    def announce(self) -> list[Contract] | None:
+    async def announce(self) -> list[Contract] | None:
         """Greets the game; returns the contract of each of its agents, by whose number `act` and its answer go."""
         self._send(_HANDSHAKE)
-        answer = self._ask({"type": "env_info"}, "env_info")
+        answer = await self._ask({"type": "env_info"}, "env_info")
         if answer is None:
             return None
         contracts = contracts_of(answer)
@@ -103,96 +95,62 @@ class GodotGame:
         ]
         return contracts
 
-    def reset(self) -> GodotStep | None:
+    async def reset(self) -> GodotStep | None:
         """Starts new episodes for all agents."""
-        return self._step({"type": "reset"}, "reset")
+        return await self._step({"type": "reset"}, "reset")
 
-    def act(self, actions: Sequence[Mapping[str, Any]]) -> GodotStep | None:
+    async def act(self, actions: Sequence[Mapping[str, Any]]) -> GodotStep | None:
         """Gives each agent its actions, by name: a whole number, or a list of numbers."""
-        return self._step({"type": "action", "action": actions}, "step")
+        return await self._step({"type": "action", "action": actions}, "step")
+
+    def interrupt(self) -> None:
+        """Ends the wait for the game's answer, as if the game had left."""
+        self._reader.set_exception(ConnectionAbortedError())
 
     def close(self) -> None:
         """Tells the game to quit, and closes the connection, which does the same."""
-        with contextlib.suppress(OSError):
-            self._send({"type": "close"})
-        self._sock.close()
+        self._send({"type": "close"})
+        self._writer.close()
 
-    def _step(self, message: Mapping[str, Any], kind: str) -> GodotStep | None:
-        answer = self._ask(message, kind)
+    async def _step(self, message: Mapping[str, Any], kind: str) -> GodotStep | None:
+        answer = await self._ask(message, kind)
         return None if answer is None else _step_of(answer, self._kinds)
 
-    def _ask(self, message: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
+    async def _ask(self, message: Mapping[str, Any], kind: str) -> Mapping[str, Any] | None:
         """Sends a message and returns the answer, which is of this ``type``."""
-        if not self._send(message):
+        self._send(message)
+        what, limit_s = f"has not answered {message['type']!r}", self._timeout_s
+        silent = asyncio.get_running_loop().call_later(
+            _SILENT_S,
+            self._say,
+            f"{what} for {_SILENT_S:g} s: is it paused, or at a breakpoint? It is given {limit_s:g} s",
+        )
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._writer.drain()
+                size = int.from_bytes(await self._reader.readexactly(4), "little")
+                if size > MAX_MESSAGE_BYTES:
+                    raise BodyTooLarge(
+                        f"the game announces a message of {size} bytes, at most {MAX_MESSAGE_BYTES} are allowed: is it "
+                        "a Godot game with the add-on godot_rl?"
+                    )
+                data = await self._reader.readexactly(size)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                f"the game {what} within {limit_s:g} s: is it paused, or at a breakpoint?", timeout_s=limit_s
+            ) from None
+        except (asyncio.IncompleteReadError, OSError):
             return None
-        deadline = time.monotonic() + self._timeout_s
-        head = self._read(4, deadline, message)
-        if head is None:
-            return None
-        size = int.from_bytes(head, "little")
-        if size > MAX_MESSAGE_BYTES:
-            raise BodyTooLarge(
-                f"the game announces a message of {size} bytes, at most {MAX_MESSAGE_BYTES} are allowed: is it a Godot "
-                "game with the add-on godot_rl?"
-            )
-        data = self._read(size, deadline, message)
-        if data is None:
-            return None
+        finally:
+            silent.cancel()
         answer = parse_message(data)
         if answer.get("type") != kind:
             raise BadBody(f'type is {answer.get("type")!r:.40}, expected "{kind}"', field="type")
         return answer
 
-    def _send(self, message: Mapping[str, Any]) -> bool:
+    def _send(self, message: Mapping[str, Any]) -> None:
         data = json.dumps(message, separators=(",", ":")).encode()
-        unsent = memoryview(len(data).to_bytes(4, "little") + data)
-        deadline = time.monotonic() + self._timeout_s
-        while unsent:
-            try:
-                unsent = unsent[self._sock.send(unsent) :]
-            except TimeoutError:
-                if self._should_stop():
-                    return False
-                if time.monotonic() > deadline:
-                    raise self._late(message) from None
-            except OSError:
-                return False
-        return True
-
-    def _read(self, size: int, deadline: float, message: Mapping[str, Any]) -> bytearray | None:
-        """The next ``size`` bytes; None if the game has left, or if all waiting has to end."""
-        data = bytearray(size)
-        rest = memoryview(data)
-        said = deadline - self._timeout_s + min(_SILENT_S, self._timeout_s)
-        while rest:
-            try:
-                count = self._sock.recv_into(rest)
-            except TimeoutError:
-                now = time.monotonic()
-                if self._should_stop():
-                    return None
-                if now > deadline:
-                    raise self._late(message) from None
-                if now > said:
-                    said = deadline
-                    self._say(
-                        f"has not answered {message['type']!r} for {_SILENT_S:g} s: is it paused, or at a breakpoint? "
-                        f"It is given {self._timeout_s:g} s"
-                    )
-                continue
-            except OSError:
-                return None
-            if not count:
-                return None
-            rest = rest[count:]
-        return data
-
-    def _late(self, message: Mapping[str, Any]) -> DeadlineExceeded:
-        return DeadlineExceeded(
-            f"the game has not answered {message['type']!r} within {self._timeout_s:g} s: is it paused, or at a "
-            "breakpoint?",
-            timeout_s=self._timeout_s,
-        )
+        self._writer.write(len(data).to_bytes(4, "little") + data)
 
 
 def parse_message(data: bytes | bytearray) -> Mapping[str, Any]:

@@ -12,18 +12,19 @@ listening. Knows nothing of learning.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import dataclasses
+import functools
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc
 
+from brayx.bridges import engine
 from brayx.bridges.builds import Builds, add_options, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
 from brayx.bridges.unity_settings import GameSettings
@@ -45,7 +46,6 @@ from brayx.bridges.v1 import unity_pb2 as pb
 from brayx.errors import BadBody, BrayxError, ConfigError, ProtocolError
 from brayx.gamecore import games as playing
 from brayx.gamecore.contract import Contract
-from brayx.gamecore.games import GameResult, GamesRun, say
 
 _LOOK_S = 0.1
 _SILENT_S = 60.0
@@ -53,11 +53,10 @@ _SILENT_S = 60.0
 _MAX_STATISTICS = 256
 _END_S = 3.0
 """Time for a game to call once more when the bridge ends, and get the command to quit."""
-_SETTINGS = tuple(field.name for field in dataclasses.fields(GameSettings))
 
 
 class UnityPort:
-    """One port: the game that calls there, and its agents' sessions. Thread-safe.
+    """One port: the game that calls there, and its agents' sessions.
 
     Args:
         run: the run of the bridge.
@@ -65,6 +64,9 @@ class UnityPort:
         hint: end of the line that says that the game has left.
         seed: of the game.
         settings: the settings sent to the game.
+
+    Attributes:
+        has_left: no game calls here.
     """
 
     def __init__(
@@ -72,9 +74,11 @@ class UnityPort:
     ) -> None:
         self._run, self._name, self._hint, self._seed = run, name, hint, seed
         self._settings = settings or GameSettings()
-        self._agents = EngineAgents(run.games_run)
-        self._lock = threading.Lock()
+        self._agents = EngineAgents(run)
+        self._lock = asyncio.Lock()
         self._peer = self._former = ""
+        self.has_left = asyncio.Event()
+        self.has_left.set()
         self._behaviours: dict[str, UnityBehaviour] = {}
         self._announced: dict[str, pb.Behaviour] = {}
         self._statistics: dict[str, float] = {}
@@ -84,26 +88,26 @@ class UnityPort:
     @property
     def is_playing(self) -> bool:
         """Whether a game calls here."""
-        return bool(self._peer)
+        return not self.has_left.is_set()
 
-    def answer(self, data: bytes, peer: str) -> bytes:
+    async def answer(self, data: bytes, peer: str) -> bytes:
         """The answer to a call.
 
         Args:
             data: the call's message.
             peer: the address that calls, which differs from game to game.
         """
-        with self._lock:
+        async with self._lock:
             self._calls += 1
             try:
-                message = self._answer(parse_message(data), peer)
+                message = await self._answer(parse_message(data), peer)
             except ProtocolError as error:  # the game's fault
-                self._leave(f"{self._name} was refused and told to quit: {error.message}")
+                await self._leave(f"{self._name} was refused and told to quit: {error.message}")
                 message = quit_message()
             except BrayxError as error:
                 if not self._run.is_over():
                     self._run.fail(error)
-                self._leave()
+                await self._leave()
                 message = quit_message()
             self._called_at = time.monotonic()
             return message.SerializeToString()
@@ -111,65 +115,67 @@ class UnityPort:
     def missed(self) -> None:
         """Says that a call's message was not read."""
         if not self._run.is_over():
-            say(
+            self._run.say(
                 f"{self._name} sent no whole message: one of more than {MAX_MESSAGE_BYTES / 2**20:g} MiB is refused; "
                 "give its cameras fewer pixels, or fewer agents to a scene"
             )
 
-    def watch(self) -> None:
+    async def watch(self) -> None:
         """Call several times a second: ends the sessions of a game that does not call any more."""
         if not self.is_playing or time.monotonic() - self._called_at < _SILENT_S:
             return
-        if len(self._agents) and self._lock.acquire(blocking=False):
-            try:
-                say(f"{self._name} has not called for {_SILENT_S:g} s: its episodes are broken off; is it paused?")
-                self._agents.break_off()
-            finally:
-                self._lock.release()
+        if len(self._agents) and not self._lock.locked():
+            async with self._lock:
+                self._run.say(
+                    f"{self._name} has not called for {_SILENT_S:g} s: its episodes are broken off; is it paused?"
+                )
+                await self._agents.break_off()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends the sessions that still run."""
-        with self._lock:
-            self._leave()
+        async with self._lock:
+            await self._leave()
 
-    def _answer(self, message: pb.Message, peer: str) -> pb.Message:
+    async def _answer(self, message: pb.Message, peer: str) -> pb.Message:
         output = message.output
         if self._run.is_over():
-            self._leave()
+            await self._leave()
             return quit_message()
         if output.hello.communicator_version:
-            return self._greet(output.hello, peer)
+            return await self._greet(output.hello, peer)
         if peer == self._former:
             return quit_message()
         if message.header.status != GO_ON:
             if self.is_playing:
-                self._leave(f"{self._name} has left after {self._calls} calls{self._hint}")
+                await self._leave(f"{self._name} has left after {self._calls} calls{self._hint}")
             return quit_message()
         if not self.is_playing:
             raise ProtocolError("it calls without a hello: stop it, and press Play again")
         self._peer = peer
         if not output.HasField("agents"):
             return reset_message(self._settings.side_channel(self._seed))
-        return self._step(output)
+        return await self._step(output)
 
-    def _greet(self, hello: pb.Hello, peer: str) -> pb.Message:
+    async def _greet(self, hello: pb.Hello, peer: str) -> pb.Message:
         if self.is_playing:
             self._former = self._peer
-            self._leave(f"{self._name} calls anew; the game before it has ended without a word")
+            await self._leave(f"{self._name} calls anew; the game before it has ended without a word")
         answer = welcome(hello, self._seed, self._settings.num_areas)
         self._peer, self._calls = peer, 1
+        self.has_left.clear()
         self._former = "" if self._former == peer else self._former
         return answer
 
-    def _leave(self, line: str = "") -> None:
+    async def _leave(self, line: str = "") -> None:
         """Forgets the game; ends its agents' sessions."""
         if line:
-            say(line)
-        self._agents.break_off()
+            self._run.say(line)
+        await self._agents.break_off()
         self._peer = ""
+        self.has_left.set()
         self._behaviours, self._announced, self._statistics = {}, {}, {}
 
-    def _step(self, output: pb.Output) -> pb.Message:
+    async def _step(self, output: pb.Output) -> pb.Message:
         lists = output.agents.by_behaviour
         for announced in output.hello.behaviours:
             self._announced[announced.name] = announced
@@ -180,7 +186,7 @@ class UnityPort:
             raise BadBody(
                 f"the game records {len(self._statistics)} statistics, expected at most {_MAX_STATISTICS} names"
             )
-        actions = self._agents.exchange(self._steps(output.agents))
+        actions = await self._agents.exchange(self._steps(output.agents))
         if actions:
             self._statistics = {}
         return actions_message(
@@ -216,7 +222,7 @@ class UnityPort:
                 f"behaviour {name!r:.80} has agents before it is announced: stop it, and press Play again"
             )
         behaviour = UnityBehaviour(announced, agent)
-        say(f"{self._name} plays {described(behaviour.contract)}")
+        self._run.say(f"{self._name} plays {described(behaviour.contract)}")
         self._behaviours[name] = behaviour
         return behaviour
 
@@ -228,84 +234,90 @@ class UnityPort:
             )
 
 
-def run_games(
-    url: str,
+async def play(
+    run: EngineRun,
     *,
     listen: int | None = None,
     command: str = "",
     num: int = 1,
     headless: bool = False,
     on_listen: Callable[[list[int]], None] = lambda ports: None,
-    **options: Any,
-) -> list[GameResult]:
-    """Plays games of a Unity project and returns the results of their agents' episodes.
+    **settings: Any,
+) -> None:
+    """Plays games of a Unity project.
 
     Args:
+        run: the service, and how to play.
         listen: port for a game that is started by hand, or for the first build; 0: free ones; None: where ML-Agents'
             package calls, 5004 for the Editor, 5005 and the next for builds.
         command: command line of a build; empty: a game is started by hand.
         num: number of builds. Each has a port of its own, and the seeds follow each other.
         headless: builds draw nothing; not for agents that see.
         on_listen: called with the ports when all are open.
-        **options: as for `GameSettings` and `brayx.gamecore.games.GamesRun`.
+        **settings: as for `GameSettings`.
 
     Raises:
         ConfigError: a port is taken, a build cannot be started, or an option has no meaning here.
         BrayxError: the service's last error.
     """
-    settings = GameSettings(**{name: options.pop(name) for name in _SETTINGS if name in options})
-    run = EngineRun(GamesRun(url=url, **options))
+    game_settings = GameSettings(**settings)
     words = words_of(command) if command else []
     first = listen if listen is not None else BUILD_PORT if words else EDITOR_PORT
-    seed = options.get("seed") or 0
-    with contextlib.ExitStack() as stack:
+    seed = run.run.seed or 0
+    async with contextlib.AsyncExitStack() as stack:
         ports, numbers = [], []
         for index in range(num if words else 1):
             name, hint = (f"build {index}", "") if words else ("the game", "; press Play to go on")
-            port = UnityPort(run, name, hint=hint, seed=seed + index, settings=settings)
-            stack.callback(port.close)
-            server, number = _serve(port, first and first + index)
-            stack.callback(server.stop, 0.5)
+            port = UnityPort(run, name, hint=hint, seed=seed + index, settings=game_settings)
+            stack.push_async_callback(port.close)
+            server, number = _server(port, first and first + index)
+            await server.start()
+            stack.push_async_callback(server.stop, 0.5)
             ports.append(port)
             numbers.append(number)
         flags = ["-nographics", "-batchmode"] if headless else []
         commands = [[*words, *flags, "--mlagents-port", str(number)] for number in numbers] if words else []
-        builds = stack.enter_context(Builds(commands, say))
-        stack.callback(_wait_for_end, run, ports)
+        builds = await stack.enter_async_context(Builds(commands, run.say, run.builds))
+        stack.push_async_callback(_wait_for_end, run, ports)
         if not words:
-            say(f"listens at 127.0.0.1:{numbers[0]}: press Play in the Unity Editor")
+            run.say(f"listens at 127.0.0.1:{numbers[0]}: press Play in the Unity Editor")
         on_listen(numbers)
-        while not run.wait(_LOOK_S):
+        while not await run.wait(_LOOK_S):
             builds.watch()
             for port in ports:
-                port.watch()
-    return run.results()
+                await port.watch()
 
 
-def _wait_for_end(run: EngineRun, ports: list[UnityPort]) -> None:
+run_games = functools.partial(engine.run_games, play)
+"""Plays games of a Unity project at a service elsewhere: `brayx.bridges.engine.run_games`."""
+
+
+async def _wait_for_end(run: EngineRun, ports: list[UnityPort]) -> None:
     """Gives each game the time to call once more and get the command to quit."""
     run.end()
-    deadline = time.monotonic() + _END_S
-    while any(port.is_playing for port in ports) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_END_S):
+            for port in ports:
+                await port.has_left.wait()
 
 
-def _serve(port: UnityPort, number: int) -> tuple[Any, int]:
+def _server(port: UnityPort, number: int) -> tuple[Any, int]:
     """A server of the call that a game makes; and where it listens."""
 
-    def exchange(messages: Iterator[bytes], context: Any) -> bytes:
+    async def exchange(messages: AsyncIterator[bytes], context: Any) -> bytes:
         try:
-            data = next(messages)
-        except (StopIteration, grpc.RpcError):
+            data = await anext(messages, None)
+        except grpc.RpcError:
+            data = None
+        if data is None:
             port.missed()
             return b""
-        return port.answer(data, context.peer())
+        return await port.answer(data, context.peer())
 
     service, method = PATH
     # The game sends one message; but gRPC never calls a function of one message if that is too large.
     handlers = grpc.method_handlers_generic_handler(service, {method: grpc.stream_unary_rpc_method_handler(exchange)})
-    server = grpc.server(
-        ThreadPoolExecutor(4, thread_name_prefix="brayx-unity"),
+    server = grpc.aio.server(
         handlers=(handlers,),
         options=(
             ("grpc.so_reuseport", 0),
@@ -325,7 +337,6 @@ def _serve(port: UnityPort, number: int) -> tuple[Any, int]:
         ) from None
     with contextlib.suppress(RuntimeError):  # a machine without IPv6; the game calls "localhost", which may be either
         server.add_insecure_port(f"[::1]:{taken}")
-    server.start()
     return server, taken
 
 
@@ -359,9 +370,13 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+OPTIONS = ("listen", "command", "num", "headless", *(field.name for field in dataclasses.fields(GameSettings)))
+"""Options of the command line that `play` takes."""
+
+
 def main(argv: list[str] | None = None) -> int:
     """The command ``brayx gamecore unity``; exit codes as for `brayx.gamecore.games.run_command`."""
-    return playing.run_command(parser(), argv, run_games, "listen", "command", "num", "headless", *_SETTINGS)
+    return playing.run_command(parser(), argv, run_games, *OPTIONS)
 
 
 if __name__ == "__main__":

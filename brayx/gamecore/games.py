@@ -7,6 +7,7 @@ failures, until the number of games is reached or a stop is requested. Knows not
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import os
 import random
@@ -198,14 +199,23 @@ def _seconds(text: str) -> float:
     return value
 
 
+def say(text: str) -> None:
+    """Prints a line on standard error, which names this gamecore."""
+    print(f"gamecore {os.getpid()}: {text}", file=sys.stderr, flush=True)
+
+
 class Backoff:
     """Pauses between failed games: doubling, with jitter, up to a time limit for consecutive errors.
 
     Each kind of consecutive error is printed once, and their number at the end.
+
+    Args:
+        give_up_after_s: the time limit.
+        say: prints a line.
     """
 
-    def __init__(self, give_up_after_s: float) -> None:
-        self._give_up_after_s = give_up_after_s
+    def __init__(self, give_up_after_s: float, say: Callable[[str], None] = say) -> None:
+        self._give_up_after_s, self._say = give_up_after_s, say
         self._forget()
 
     def _forget(self) -> None:
@@ -217,39 +227,43 @@ class Backoff:
 
     def after(self, error: BrayxError, should_stop: Callable[[], bool]) -> None:
         """Waits after a failed game; raises its error once the time limit has passed."""
+        for nap_s in self._naps(error, should_stop):
+            time.sleep(nap_s)
+
+    async def pause_after(self, error: BrayxError, should_stop: Callable[[], bool]) -> None:
+        """As `after`, on an event loop."""
+        for nap_s in self._naps(error, should_stop):
+            await asyncio.sleep(nap_s)
+
+    def _naps(self, error: BrayxError, should_stop: Callable[[], bool]) -> Iterator[float]:
         now = time.monotonic()
         if self._since is None:
             self._since = now
         self._failed += 1
         pause_s = self._pause_s * random.uniform(0.5, 1.0)
         if now + pause_s - self._since > self._give_up_after_s:
-            say(f"given up after {self._spell(now)}; --give-up-after-s changes when")
+            self._say(f"given up after {self._spell(now)}; --give-up-after-s changes when")
             raise error
         if error.code not in self._printed:
             self._printed.add(error.code)
-            say(
+            self._say(
                 f"game ended by {error.code}: {error}; next game in {pause_s:.1f} s, giving up after "
                 f"{self._give_up_after_s:g} s without a complete game"
             )
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         while (left := now + pause_s - time.monotonic()) > 0 and not should_stop():
-            time.sleep(min(left, 0.05))
+            yield min(left, 0.05)
         self._until = time.monotonic()
 
     def reset(self) -> None:
         """Call after a complete game."""
         if self._since is not None and self._failed > len(self._printed):
-            say(f"games go on after {self._spell(self._until)}")
+            self._say(f"games go on after {self._spell(self._until)}")
         self._forget()
 
     def _spell(self, until: float) -> str:
         assert self._since is not None
         return f"{until - self._since:.1f} s (failed games: {self._failed})"
-
-
-def say(text: str) -> None:
-    """Prints a line on standard error, which names this gamecore."""
-    print(f"gamecore {os.getpid()}: {text}", file=sys.stderr, flush=True)
 
 
 def seeds(seed: int | None, place: int = 0) -> Iterator[int | None]:

@@ -22,6 +22,7 @@ from brayx.actor.config import GamecoreConfig
 from brayx.errors import ConfigError, StartupError
 from brayx.gamecore.doors import DOORS
 from brayx.guard import GamecoreGuard
+from brayx.jobs.inner_bridge import BRIDGES, InnerBridge, JobDoors
 from brayx.jobs.output import Output
 from brayx.restarts import RestartTimes
 from brayx.temporary import output_folder
@@ -41,7 +42,7 @@ _NUMBER = re.compile(r"\d+")
 class _GameProcess:
     argv: list[str]
     output: Output
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | InnerBridge | None = None
     times: RestartTimes = field(default_factory=RestartTimes)
     held_s: float = 0.0
     has_failed: bool = False
@@ -57,6 +58,7 @@ class Gamecores:
         failed: called with a line for each process that ended with a non-zero status, or could not be restarted.
         say: called once for each different error, with such a line and the last lines of the process's output; and for
             each line of brayx's own gamecores, which write only what a person must know.
+        doors: doors of this process: bridges to engines that play there run in it. None: they are processes, too.
 
     Attributes:
         restarts: number of restarts of processes that had ended by themselves.
@@ -71,8 +73,9 @@ class Gamecores:
         folder: str | Path,
         failed: Callable[[str], None] = lambda line: None,
         say: Callable[[str], None] = lambda text: None,
+        doors: JobDoors | None = None,
     ) -> None:
-        self._folder = folder
+        self._folder, self._doors = folder, doors
         expanded = [config for config in configs for _ in range(config.num)]
         self._games = [
             _GameProcess(filled(config.command, urls, door=config.door, index=index), Output(f"gamecore-{index}.txt"))
@@ -139,7 +142,14 @@ class Gamecores:
         if self._thread.is_alive():
             self._thread.join(timeout=min(2.0, timeout_s))
         running = [game.process for game in self._games if game.process is not None]
-        self._guard.end(running, deadline - time.monotonic())
+        bridges = [process for process in running if isinstance(process, InnerBridge)]
+        for bridge in bridges:
+            bridge.end()
+        self._guard.end(
+            [process for process in running if not isinstance(process, InnerBridge)], deadline - time.monotonic()
+        )
+        for bridge in bridges:
+            bridge.wait(deadline - time.monotonic())
         self._guard.close()
         for game in self._games:
             game.output.close(keep=game.has_failed)
@@ -147,7 +157,10 @@ class Gamecores:
 
     def _start(self, game: _GameProcess) -> None:
         output = game.output.begin()
-        game.process = self._guard.start(game.argv, folder=self._folder, stdout=output, stderr=output)
+        if self._doors is not None and game.argv[:3] in BRIDGES and any(url in game.argv for url in self._urls):
+            game.process = InnerBridge(game.argv, self._doors, self._folder, output)
+        else:
+            game.process = self._guard.start(game.argv, folder=self._folder, stdout=output, stderr=output)
         game.times.started()
         game.held_s = clock.held_s()
 
@@ -197,8 +210,9 @@ class Gamecores:
     def _ended(self, game: _GameProcess, now: float) -> None:
         """A game that gives up while a debugger's prompt stops the door does not count as a failure."""
         assert game.process is not None
-        systems.signal_group(game.process, systems.KILL)  # its children must not keep playing next to its successor
-        self._guard.forget(game.process)
+        if not isinstance(game.process, InnerBridge):
+            systems.signal_group(game.process, systems.KILL)  # its children must not keep playing next to its successor
+            self._guard.forget(game.process)
         self._read(game)
         lived_s = game.times.ended(now)
         error, last = game.output.said()

@@ -21,6 +21,7 @@ from brayx.jobs.champion import drawn_curve
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.environments import lag_notes
 from brayx.jobs.gamecores import Gamecores
+from brayx.jobs.inner_bridge import JobDoors
 from brayx.jobs.progress import Progress, error_lines, tracebacks
 from brayx.jobs.result import LATE, STEPS_THIS_RUN, TrainResult, end_reason, keep_recordings
 from brayx.jobs.sources import Sources
@@ -154,10 +155,10 @@ class JobTraining(abc.ABC):
     def console(self, facts: Callable[[], dict[str, Any]]) -> contextlib.AbstractContextManager[object]:
         """The console while the job runs; ``facts`` returns what it shows of the training."""
 
-    def gamecores(self) -> Gamecores:
-        """The job's gamecores."""
+    def gamecores(self, doors: JobDoors | None = None) -> Gamecores:
+        """The job's gamecores; ``doors`` as for `Gamecores`."""
         configs = self.job.actors[self.actor].gamecores if self.actor else []
-        return Gamecores(configs, self.urls, self.job.folder, self._game_failed, self.progress.say)
+        return Gamecores(configs, self.urls, self.job.folder, self._game_failed, self.progress.say, doors)
 
     def facts(self) -> Mapping[str, Any]:
         """What else the console shows of the job."""

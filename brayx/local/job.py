@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from brayx.children import Child
     from brayx.console.live import LiveSessions
     from brayx.jobs.gamecores import Gamecores
+    from brayx.jobs.inner_bridge import JobDoors
     from brayx.local.behaviours import BehaviourTraining
     from brayx.local.league_training import LocalLeagueTraining
     from brayx.local.lobby import Lobby
@@ -221,8 +222,8 @@ class _LocalTraining(JobTraining):
         if self.lobby is not None:
             self.lobby.admit(parse_contract(self.job.contract).behaviour)
 
-    def gamecores(self) -> Gamecores:
-        return super().gamecores() if self.lobby is None else self.lobby.games
+    def gamecores(self, doors: JobDoors | None = None) -> Gamecores:
+        return super().gamecores(doors or self._doors) if self.lobby is None else self.lobby.games
 
     def close_doors(self) -> None:
         if self._doors is not None:

@@ -105,7 +105,12 @@ class Lobby:
         self.doors.open()
         try:
             self.games = Gamecores(
-                self._config.gamecores, self.doors.urls, self.job.folder, self._failed, lambda text: self.say(text)
+                self._config.gamecores,
+                self.doors.urls,
+                self.job.folder,
+                self._failed,
+                lambda text: self.say(text),
+                self.doors,
             )
             self.games.__enter__()
         except BaseException:

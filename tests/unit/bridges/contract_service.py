@@ -41,7 +41,8 @@ class ContractService:
     """What the actors of a host share.
 
     Attributes:
-        url: of each door.
+        urls: of each door.
+        host: what it is behind.
         expected: the contract that games have to fit; None: any.
         failures: errors with which the next ticks are answered, one each.
         takes_contracts: false: a start is answered as by an actor that knows none.
@@ -49,6 +50,7 @@ class ContractService:
     """
 
     urls: dict[str, str] = field(default_factory=dict)
+    host: LocalHost | None = None
     expected: Contract | None = None
     failures: list[BrayxError] = field(default_factory=list)
     takes_contracts: bool = True
@@ -56,7 +58,7 @@ class ContractService:
 
     def reset(self) -> None:
         """Forgets everything but the doors."""
-        self.__init__(self.urls)  # type: ignore[misc]
+        self.__init__(self.urls, self.host)  # type: ignore[misc]
 
 
 class _ContractActor(Actor):
@@ -124,7 +126,7 @@ def serving_contracts() -> Iterator[ContractService]:
     config = ActorConfig(agents=["agent"], port=0, native_port=None, tcp_port=0)  # type: ignore[call-arg]
     host = LocalHost(config, Runtime(lambda: _ContractActor(service)))
     host.open()
-    service.urls = dict(host.urls)
+    service.urls, service.host = dict(host.urls), host
     try:
         yield service
     finally:

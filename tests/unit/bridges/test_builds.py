@@ -14,11 +14,11 @@ from tests.processes import alive
 from tests.waiting import until
 
 
-def test_a_build_that_ends_starts_again(tmp_path: Path) -> None:
+async def test_a_build_that_ends_starts_again(tmp_path: Path) -> None:
     began = tmp_path / "began"
     code = f"open({str(began)!r}, 'a').write('x'); import sys; sys.exit(3)"
     lines: list[str] = []
-    with Builds([[sys.executable, "-c", code]], lines.append) as builds:
+    async with Builds([[sys.executable, "-c", code]], lines.append, {}) as builds:
 
         def started_twice() -> bool:
             builds.watch()
@@ -28,17 +28,20 @@ def test_a_build_that_ends_starts_again(tmp_path: Path) -> None:
     assert lines[0].startswith("build 0 ended with status 3 after ")
 
 
-def test_builds_end_with_their_bridge() -> None:
-    with Builds([[sys.executable, "-c", "import time; time.sleep(600)"]] * 2, print) as builds:
+async def test_builds_end_with_their_bridge() -> None:
+    async with Builds([[sys.executable, "-c", "import time; time.sleep(600)"]] * 2, print, {}) as builds:
         processes = [build.process for build in builds._builds]
     assert [process.returncode for process in processes if process] == [-15, -15]
 
 
 BRIDGE = """
+import asyncio
 import sys
 from brayx.bridges.builds import Builds
-with Builds([["sh", "-c", "echo $$ > pid; exec sleep 600"]], print):
-    sys.stdin.read()
+async def main():
+    async with Builds([["sh", "-c", "echo $$ > pid; exec sleep 600"]], print, {}):
+        sys.stdin.read()
+asyncio.run(main())
 """
 
 
@@ -50,10 +53,10 @@ def test_no_build_outlives_a_killed_bridge(tmp_path: Path) -> None:
     until(lambda: not alive(int(pid.read_text())), "it has ended")
 
 
-def test_commands_that_cannot_be_started() -> None:
+async def test_commands_that_cannot_be_started() -> None:
     assert words_of("./game.x86_64 --scene 'my level'") == ["./game.x86_64", "--scene", "my level"]
     for command, expected in (("", "is empty"), ("./game 'x", "not a valid command line")):
         with pytest.raises(ConfigError, match=expected):
             words_of(command)
-    with pytest.raises(ConfigError, match="'/no/such/build' cannot be started"), Builds([["/no/such/build"]], print):
-        pass
+    with pytest.raises(ConfigError, match="'/no/such/build' cannot be started"):
+        await Builds([["/no/such/build"]], print, {}).__aenter__()

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 
 from brayx.bridges import godot
-from brayx.bridges.godot import GodotBridge
 from brayx.errors import AgentError, ConfigError
-from brayx.gamecore.games import GameResult, GamesRun
+from brayx.gamecore.games import GameResult
 from tests.godot_game import Chaser, Document, GodotStandIn
 from tests.unit.bridges.contract_service import ContractService, action_of, serving_contracts
 from tests.waiting import until
@@ -44,13 +43,13 @@ def bridging(
 ) -> Iterator[tuple[Callable[..., str], Callable[[], list[GameResult]]]]:
     """A bridge that plays: a function that plays a game to its end, and one that waits for the bridge's results."""
     stop = threading.Event()
+    ports: list[int] = []
     given = {"url": service.urls[door], "games": None, "timeout_s": 30.0, "should_stop": stop.is_set, **(run or {})}
-    bridge = GodotBridge(GamesRun(**given), [0], **options)
     with ThreadPoolExecutor(1) as pool:
-        playing = pool.submit(bridge.play)
-        until(lambda: bridge.ports or playing.done(), "it listens")
+        playing = pool.submit(godot.run_games, **given, listen=0, on_listen=ports.extend, **options)
+        until(lambda: ports or playing.done(), "it listens")
         try:
-            yield lambda **options: GodotStandIn(bridge.ports[0], **options).run(), lambda: playing.result(60)
+            yield lambda **options: GodotStandIn(ports[0], **options).run(), lambda: playing.result(60)
         finally:
             stop.set()
         playing.result(60)

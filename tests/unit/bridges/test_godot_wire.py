@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
@@ -36,18 +37,20 @@ def frame(message: Any) -> bytes:
     return len(data).to_bytes(4, "little") + data
 
 
-@contextmanager
-def game_that_sends(*answers: bytes, **options: Any) -> Iterator[tuple[GodotGame, socket.socket]]:
+@asynccontextmanager
+async def game_that_sends(*answers: bytes, timeout_s: float = 30.0) -> AsyncIterator[tuple[GodotGame, socket.socket]]:
     """A game whose answers are there already, and its end of the connection."""
     ours, theirs = socket.socketpair()
-    with ours, theirs:
+    with theirs:
         for answer in answers:
             theirs.sendall(answer)
-        yield GodotGame(ours, options.pop("timeout_s", 30.0), **options), theirs
+        reader, writer = await asyncio.open_connection(sock=ours)
+        yield GodotGame(reader, writer, timeout_s), theirs
+        writer.close()
 
 
-@contextmanager
-def stand_in(**options: Any) -> Iterator[tuple[GodotGame, Callable[[], str]]]:
+@asynccontextmanager
+async def stand_in(**options: Any) -> AsyncIterator[tuple[GodotGame, Callable[[], str]]]:
     """A stand-in game that plays in a thread, and a function that waits for its end and tells why it ended."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         player = GodotStandIn(listener.getsockname()[1], **options)
@@ -60,24 +63,24 @@ def stand_in(**options: Any) -> Iterator[tuple[GodotGame, Callable[[], str]]]:
         thread.join(30)
         return ends[0]
 
-    with sock:
-        try:
-            yield GodotGame(sock, 30.0), ended
-        finally:
-            sock.close()
-            thread.join(30)
+    reader, writer = await asyncio.open_connection(sock=sock)
+    try:
+        yield GodotGame(reader, writer, 30.0), ended
+    finally:
+        writer.close()
+        await asyncio.to_thread(thread.join, 30)
 
 
-def test_the_messages_are_literally_those_of_the_protocol() -> None:
+async def test_the_messages_are_literally_those_of_the_protocol() -> None:
     announced = {"type": "env_info", "n_agents": 1, **SPACES}
     obs = [{"obs": [1, 2, 3, 4], "eye_2d": "000102030405", "card": 4.0}]
     step = {"type": "step", "obs": obs, "reward": [0.5], "done": [True], "info": [{"score": 3}]}
-    with game_that_sends(frame(announced), frame({"type": "reset", "obs": obs}), frame(step)) as (game, theirs):
-        assert game.announce() is not None
-        assert game.reset() == GodotStep(
+    async with game_that_sends(frame(announced), frame({"type": "reset", "obs": obs}), frame(step)) as (game, theirs):
+        assert await game.announce() is not None
+        assert await game.reset() == GodotStep(
             [{"obs": [1, 2, 3, 4], "eye_2d": bytes(range(6)), "card": 4}], [0.0], [False], [False], [{}]
         )
-        answer = game.act([{"steer": [0.25, -1.0], "dash": 1}])
+        answer = await game.act([{"steer": [0.25, -1.0], "dash": 1}])
         assert answer is not None
         assert (answer.rewards, answer.dones, answer.truncated, answer.infos) == (
             [0.5],
@@ -86,7 +89,7 @@ def test_the_messages_are_literally_those_of_the_protocol() -> None:
             [{"score": 3}],
         )
         game.close()
-        assert theirs.recv(1000) == (
+        assert await asyncio.to_thread(theirs.recv, 1000) == (
             b'\x3c\x00\x00\x00{"type":"handshake","major_version":"0","minor_version":"7"}'
             b'\x13\x00\x00\x00{"type":"env_info"}'
             b'\x10\x00\x00\x00{"type":"reset"}'
@@ -149,11 +152,11 @@ def test_an_announcement_that_cannot_be_read_is_refused_by_field(change: Documen
         contracts_of({"type": "env_info", "obs_space": {}})
 
 
-def test_the_stand_in_plays_with_pictures_and_ends_when_told() -> None:
-    with stand_in(agents=3, picture=True) as (game, ended):
-        contracts = game.announce()
+async def test_the_stand_in_plays_with_pictures_and_ends_when_told() -> None:
+    async with stand_in(agents=3, picture=True) as (game, ended):
+        contracts = await game.announce()
         assert contracts is not None
-        step = game.reset()
+        step = await game.reset()
         bodies = ContractBodies(contracts[0])
         for _ in range(3):
             assert step is not None
@@ -161,25 +164,25 @@ def test_the_stand_in_plays_with_pictures_and_ends_when_told() -> None:
             assert tick.obs["camera_2d"].shape == (SIDE, SIDE, 3)
             assert tick.obs["camera_2d"].sum() in (255, 510)
             np.testing.assert_array_equal(tick.obs["obs"], np.float32(step.obs[2]["obs"]))
-            step = game.act([{"steer": [0.0, 0.0], "dash": 0}] * 3)
+            step = await game.act([{"steer": [0.0, 0.0], "dash": 0}] * 3)
         game.close()
-        assert ended() == "close"
+        assert await asyncio.to_thread(ended) == "close"
 
 
-def test_answers_may_arrive_in_any_pieces_and_end_at_any_byte() -> None:
+async def test_answers_may_arrive_in_any_pieces_and_end_at_any_byte() -> None:
     announced = frame({"type": "env_info", "n_agents": 1, **SPACES})
     for cut in range(1, len(announced)):
-        with game_that_sends(announced[:cut]) as (game, theirs):
+        async with game_that_sends(announced[:cut]) as (game, theirs):
             sender = threading.Thread(target=theirs.sendall, args=(announced[cut:],))
             sender.start()
-            contracts = game.announce()
-            sender.join()
+            contracts = await game.announce()
+            await asyncio.to_thread(sender.join)
             assert contracts is not None
             assert contracts[0].sizes == (3,)
     for cut in range(len(announced)):
-        with game_that_sends(announced[:cut]) as (game, theirs):
+        async with game_that_sends(announced[:cut]) as (game, theirs):
             theirs.shutdown(socket.SHUT_WR)
-            assert game.announce() is None, "the game has left"
+            assert await game.announce() is None, "the game has left"
 
 
 @pytest.mark.parametrize(
@@ -194,9 +197,10 @@ def test_answers_may_arrive_in_any_pieces_and_end_at_any_byte() -> None:
         (frame({"type": "reset", "obs": []}), BadBody),
     ],
 )
-def test_what_is_no_message_of_a_game_is_refused(answer: bytes, problem: type[Exception]) -> None:
-    with game_that_sends(answer) as (game, _), pytest.raises(problem):
-        game.announce()
+async def test_what_is_no_message_of_a_game_is_refused(answer: bytes, problem: type[Exception]) -> None:
+    async with game_that_sends(answer) as (game, _):
+        with pytest.raises(problem):
+            await game.announce()
 
 
 def test_numbers_that_are_not_finite_reach_the_contract_which_names_them() -> None:
@@ -226,31 +230,33 @@ def test_numbers_that_are_not_finite_reach_the_contract_which_names_them() -> No
         ({"info": [1]}, "info"),
     ],
 )
-def test_a_step_that_is_not_one_for_each_agent_is_refused_by_field(change: Document, field: str) -> None:
+async def test_a_step_that_is_not_one_for_each_agent_is_refused_by_field(change: Document, field: str) -> None:
     step = {"type": "step", "obs": [{}], "reward": [0.0], "done": [False], **change}
-    with game_that_sends(frame({"type": "env_info", "n_agents": 1, **SPACES}), frame(step)) as (game, _):
-        game.announce()
+    async with game_that_sends(frame({"type": "env_info", "n_agents": 1, **SPACES}), frame(step)) as (game, _):
+        await game.announce()
         with pytest.raises(BadBody) as refused:
-            game.act([{}])
+            await game.act([{}])
     assert refused.value.details["field"] == field
 
 
 @pytest.mark.parametrize("said", [{"truncated": [True, True]}, {"info": [{"truncated": True}, {"truncated": True}]}])
-def test_truncation_is_told_beside_done_or_in_the_info(said: Document) -> None:
+async def test_truncation_is_told_beside_done_or_in_the_info(said: Document) -> None:
     step = {"type": "step", "obs": [{}, {}], "reward": [0, 0], "done": [1, 0], **said}
-    with game_that_sends(frame({"type": "env_info", "n_agents": 2, **SPACES}), frame(step)) as (game, _):
-        game.announce()
-        answer = game.act([{}, {}])
+    async with game_that_sends(frame({"type": "env_info", "n_agents": 2, **SPACES}), frame(step)) as (game, _):
+        await game.announce()
+        answer = await game.act([{}, {}])
     assert answer is not None
     assert (answer.dones, answer.truncated) == ([True, False], [True, False])
 
 
-def test_a_silent_game_is_named_and_given_up_in_time() -> None:
-    with game_that_sends(timeout_s=0.3) as (game, _), pytest.raises(DeadlineExceeded) as late:
-        game.announce()
+async def test_a_silent_game_is_named_and_given_up_in_time() -> None:
+    async with game_that_sends(timeout_s=0.3) as (game, _):
+        with pytest.raises(DeadlineExceeded) as late:
+            await game.announce()
     assert late.value.details["timeout_s"] == 0.3
-    with game_that_sends(should_stop=lambda: True) as (game, _):
-        assert game.announce() is None
-    with game_that_sends() as (game, theirs):
+    async with game_that_sends() as (game, _):
+        game.interrupt()
+        assert await game.announce() is None
+    async with game_that_sends() as (game, theirs):
         theirs.close()
-        assert game.announce() is None
+        assert await game.announce() is None

@@ -1,0 +1,95 @@
+"""Bridges to engines in a job's own process, as its gamecores: they play, say what a person must know, fail and end."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brayx.actor.config import GamecoreConfig
+from brayx.jobs.gamecores import Gamecores
+from brayx.jobs.inner_bridge import InnerBridge
+from tests.end_to_end.jobs import ROOT
+from tests.godot_game import GodotStandIn
+from tests.unit.bridges.contract_service import ContractService, serving_contracts
+from tests.unity_game import Caller, UnityGame
+from tests.waiting import until
+
+
+@pytest.fixture(scope="module")
+def doors() -> Iterator[ContractService]:
+    with serving_contracts() as service:
+        yield service
+
+
+@pytest.fixture
+def service(doors: ContractService) -> ContractService:
+    doors.reset()
+    return doors
+
+
+def bridge(service: ContractService, folder: Path, words: str, said: list[str] | None = None) -> Gamecores:
+    config = GamecoreConfig(command=f"brayx gamecore {words} --url {{tcp_url}} --quiet")
+    lines = [] if said is None else said
+    return Gamecores([config], service.urls, folder, lines.append, lines.append, service.host)
+
+
+def port_in(said: list[str]) -> int:
+    until(lambda: any("listens at" in line for line in said), "it listens")
+    found = re.search(r"listens at 127\.0\.0\.1:(\d+)", "".join(said))
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.parametrize("engine", ["godot", "unity"])
+def test_a_bridge_plays_in_this_process_and_ends_with_the_job(
+    service: ContractService, tmp_path: Path, engine: str
+) -> None:
+    said: list[str] = []
+    with bridge(service, tmp_path, f"{engine} --listen 0", said) as games:
+        assert games.running == 1
+        assert all(isinstance(game.process, InnerBridge) for game in games._games)
+        port = port_in(said)
+        if engine == "godot":  # it quits at its first step
+            assert (
+                GodotStandIn(port, agents=2, spoil=lambda said: said if said["type"] != "step" else None).run()
+                == "quit"
+            )
+        else:
+            with Caller(port) as caller:
+                UnityGame(2).play(caller, calls=3)
+        until(lambda: len(service.sessions) == 2, "both agents have played")
+        until(lambda: all(played.ended for played in service.sessions), "their episodes have ended")
+    assert games.running == 0
+    assert (games.restarts, games.failures) == (0, 0)
+
+
+def test_builds_run_in_the_jobs_folder_and_their_end_is_said(service: ContractService, tmp_path: Path) -> None:
+    build = tmp_path / "game.x86_64"
+    build.write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m tests.godot_game --quit-after=3 "$@"\n')
+    build.chmod(0o755)
+    said: list[str] = []
+    with bridge(service, tmp_path, "godot --command ./game.x86_64", said):
+        until(lambda: any("build 0 ended with status 3" in line for line in said), "the build has ended")
+    assert service.sessions
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("godot --listen 0 --no-such-option", "unrecognized arguments: --no-such-option"),
+        ("godot --listen 0 --max-ticks 3", "max_ticks is 3"),
+        ("unity --command ./no-such-build", "'./no-such-build' cannot be started"),
+    ],
+)
+def test_what_ends_a_bridge_is_a_failure_with_its_reason(
+    service: ContractService, tmp_path: Path, words: str, line: str
+) -> None:
+    failed: list[str] = []
+    with bridge(service, tmp_path, words, failed) as games:
+        until(lambda: games.failures, "it has failed")
+        until(lambda: any(line in text for text in failed), "the reason is said")
+    assert "a gamecore ended with status 2" in "".join(failed)
