@@ -94,7 +94,11 @@ def _dropped(numbers: Mapping[str, float]) -> str:
 
 def _not_written(numbers: Mapping[str, float]) -> str:
     """Failed writes to MLflow so far; empty if there are none."""
-    kinds = {"hub_write_failures": "metrics", "checkpoints_failed": "checkpoints"}
+    kinds = {
+        "hub_write_failures": "metrics",
+        "hub_intervals_lost": "metrics for good",
+        "checkpoints_failed": "checkpoints",
+    }
     failed = [f"{numbers[name]:.0f} of {what}" for name, what in kinds.items() if numbers.get(name)]
     return f"failed writes to MLflow: {', '.join(failed)}; training continues" if failed else ""
 

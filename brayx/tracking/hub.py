@@ -12,6 +12,7 @@ import math
 import secrets
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 HISTOGRAMS_FILE = "histograms.json"
 """Artifact with the bars of every histogram, of all samples since the hub started; written when it closes."""
 
+_UNWRITTEN = 256
+"""Most intervals that wait for MLflow; a failed write to a server takes two minutes, in which one interval comes."""
 _NUMBERS_EVERY_S = 5.0
 _SUM_TAG = "brayx.sum."
 """Prefix of the tags that name an application's own metrics that are sums; a resumed trial counts on."""
@@ -80,8 +83,10 @@ class Inbox:
 class Hub(Inbox):
     """A trial's `Totals`, which a thread writes to MLflow as they come, at most every ``interval_s``. Thread safe.
 
-    A write that fails is not fatal: the totals keep its numbers, and the next write goes on. The snapshot counts
-    failures as ``hub_write_failures``; the log has one line until writing works again.
+    A write that fails is not fatal: its numbers are kept, and written first by the next write. Beyond `_UNWRITTEN` such
+    intervals the oldest is dropped, with its means; sums are totals, so the next interval has them. The snapshot counts
+    failures as ``hub_write_failures`` and dropped intervals as ``hub_intervals_lost``; the log has one line until
+    writing works again.
 
     It is also the inbox for requests to the trial's job, since other processes find it by the trial's id.
 
@@ -98,7 +103,8 @@ class Hub(Inbox):
         self._tagged_sums: set[str] = set()
         self._lock = threading.Lock()
         self._writing = threading.Lock()
-        self._failures = 0
+        self._unwritten: deque[tuple[dict[str, float], int, float]] = deque()
+        self._failures = self._intervals_lost = 0
         self._failing = False
         self._numbers_written = 0.0
         self._stopped, self._pushed = threading.Event(), threading.Event()
@@ -117,11 +123,12 @@ class Hub(Inbox):
 
         Also ``episode_return.last100``, ``episode_length.last100`` (means of the last 100 games),
         ``games_in_window`` (how many those are), ``games``, ``seconds``, ``ticks_per_s``, ``env_steps_per_s``
-        (of the last 5 s), ``hub_write_failures``; and since this hub started: ``ticks_this_run``, and ``.run.p50`` and
-        ``.run.p99`` of every metric with percentiles.
+        (of the last 5 s), ``hub_write_failures``, ``hub_intervals_lost``; and since this hub started:
+        ``ticks_this_run``, and ``.run.p50`` and ``.run.p99`` of every metric with percentiles.
         """
         with self._lock:
-            return {**self._totals.snapshot(), "hub_write_failures": float(self._failures)}
+            counts = {"hub_write_failures": self._failures, "hub_intervals_lost": self._intervals_lost}
+            return {**self._totals.snapshot(), **{name: float(count) for name, count in counts.items()}}
 
     def notes(self) -> dict[str, str]:
         """The newest note of each metric that has one, by summary name; of samples since this hub started."""
@@ -136,10 +143,17 @@ class Hub(Inbox):
                 numbers = charted(fresh, self._totals.sums, self._totals.own)
                 own_sums = self._totals.own_sums - self._tagged_sums
                 shapes = self._totals.take_shapes()
-            if self._trial is None or not (numbers or shapes):
+            if self._trial is None or not (numbers or shapes or self._unwritten):
                 return
+            if numbers:
+                self._unwritten.append((numbers, step, time.time()))
+            if len(self._unwritten) > _UNWRITTEN:
+                self._unwritten.popleft()
+                self._intervals_lost += 1
             try:
-                self._trial.log_metrics(numbers, step)
+                while self._unwritten:
+                    self._trial.log_metrics(*self._unwritten[0])
+                    self._unwritten.popleft()
                 if self._trial.tensorboard:
                     with writing_events(self._trial):
                         events_of(self._trial.tensorboard).scalars(numbers, step)

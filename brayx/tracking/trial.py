@@ -185,12 +185,12 @@ class Trial:
         with telling(f"cannot delete trial {self.name!r}"):
             client_of(self.uri).delete_run(self.run_id)
 
-    def log_metrics(self, values: Mapping[str, float], step: int) -> None:
-        """Writes numbers at ``step`` (env steps), a thousand to a transaction. Call it about once a second."""
+    def log_metrics(self, values: Mapping[str, float], step: int, at_s: float | None = None) -> None:
+        """Writes numbers at ``step`` (env steps), measured at Unix time ``at_s``, or now. A repetition counts once."""
         from mlflow.entities import Metric
 
-        now_ms = int(time.time() * 1000)
-        metrics = [Metric(_metric_name(k), float(v), now_ms, int(step)) for k, v in values.items()]
+        at_ms = int(1000 * (at_s or time.time()))
+        metrics = [Metric(_metric_name(k), float(v), at_ms, int(step)) for k, v in values.items()]
         with telling(f"cannot write metrics of trial {self.name!r}"):
             for start in range(0, len(metrics), _MAX_BATCH):
                 client_of(self.uri).log_batch(self.run_id, metrics=metrics[start : start + _MAX_BATCH])

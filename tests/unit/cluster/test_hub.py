@@ -65,15 +65,33 @@ class TestHub:
 
         client = MlflowClient(tracking_db)
         client.delete_run(trial.run_id)  # writing to a deleted run is refused
-        for _ in range(2):
-            hub.push(part(("env_steps", 10)))
+        for loss in (1.0, 2.0):
+            hub.push(part(("env_steps", 10), ("loss", loss)))
             hub.flush()
         assert hub.snapshot()["hub_write_failures"] == 2
         assert len([r for r in caplog.records if "not written" in r.message]) == 1
         client.restore_run(trial.run_id)
-        hub.push(part(("env_steps", 10)))
+        hub.push(part(("env_steps", 10), ("loss", 3.0)))
         assert hub.close()["env_steps"] == 30
-        assert trial.history("replay/env_steps") == [(30, 30.0)]
+        assert trial.history("replay/env_steps") == [(10, 10.0), (20, 20.0), (30, 30.0)]
+        assert trial.history("learner/loss") == [(10, 1.0), (20, 2.0), (30, 3.0)]
+
+    def test_of_many_failed_writes_the_oldest_are_dropped_and_counted(
+        self, tracking_db: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("brayx.tracking.hub._UNWRITTEN", 2)
+        trial = Trial.open("project", "trial", tracking_db)
+        hub = Hub(trial, interval_s=60)
+        client = MlflowClient(tracking_db)
+        client.delete_run(trial.run_id)
+        for _ in range(3):
+            hub.push(part(("env_steps", 10)))
+            hub.flush()
+        client.restore_run(trial.run_id)
+        assert hub.snapshot()["hub_intervals_lost"] == 1
+        hub.flush()
+        assert hub.close()["env_steps"] == 30
+        assert trial.history("replay/env_steps") == [(20, 20.0), (30, 30.0)]
 
     def test_without_a_trial_it_keeps_metrics_in_memory(self) -> None:
         hub = Hub(None, interval_s=0.01)
