@@ -6,7 +6,6 @@ It takes the ports 5000, 8000, 8443 and 9090, and prints what it measures: `make
 from __future__ import annotations
 
 import importlib.util
-import json
 import re
 import shutil
 import signal
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +24,7 @@ import pytest
 from brayx.gamecore.client import Client
 from brayx.metrics import Recorder
 from brayx.tracking.clerk import Clerk
+from tests.prometheus import dashboard, values
 from tests.waiting import until
 
 MISSING = [program for program in ("prometheus", "haproxy", "openssl") if shutil.which(program) is None]
@@ -36,7 +35,6 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("psycopg") is None, reason="not installed: brayx[postgresql]"),
 ]
 ROOT = Path(__file__).parents[2]
-DASHBOARD = ROOT / "docker" / "grafana" / "brayx.json"
 EDGE, MLFLOW, PROMETHEUS = "https://127.0.0.1:8443", "http://127.0.0.1:5000", "http://127.0.0.1:9090"
 WITHOUT_S = 60.0
 """How long the database is stopped."""
@@ -117,10 +115,8 @@ def stack(data: Path, database: Database) -> Iterator[None]:
 
 
 def value(query: str) -> list[str]:
-    """The values that Prometheus has for a query now; an error of the query raises."""
-    url = f"{PROMETHEUS}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-    with urllib.request.urlopen(url, timeout=30.0) as reply:
-        return [series["value"][1] for series in json.loads(reply.read())["data"]["result"]]
+    """As `tests.prometheus.values`, of the stack."""
+    return values(PROMETHEUS, query)
 
 
 @pytest.mark.usefixtures("stack")
@@ -137,8 +133,7 @@ def test_games_through_the_edge_are_on_the_dashboard(data: Path, monkeypatch: py
             urllib.request.urlopen(EDGE + path, timeout=30.0)
     until(lambda: value("sum(ray_brayx_ticks_total)") == ["40"], "Prometheus had all ticks")
     assert value('up{job="brayx"}') == ["1"]
-    texts = re.findall(r'"expr": "((?:[^"\\]|\\.)*)"', DASHBOARD.read_text())
-    queries = [re.sub(r"\$\w+", ".*", json.loads(f'"{text}"').replace("$__rate_interval", "5m")) for text in texts]
+    queries = dashboard()
     for query in queries:
         value(query)
     played = "|".join(("sessions_active", "sessions_started", "ticks", "tick_seconds", "forward_seconds"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 import urllib.error
@@ -9,10 +10,12 @@ import urllib.request
 import uuid
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 import ray
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from ray import serve
 
@@ -23,6 +26,8 @@ from brayx.metrics import METRICS, Kind
 from brayx.metrics.prometheus import EXPORTED
 from brayx.ports import free_port
 from deployments.echo import EchoActor
+from tests.prometheus import DOCKER, dashboard, needs_prometheus, prometheus
+from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -55,8 +60,22 @@ class Counting(EchoActor):
         pass
 
 
+UNPLAYED = (
+    "sessions_resumed",
+    "snapshots_failed",
+    "forward_seconds",
+    "forward_wait_seconds",
+    "forward_batch_size",
+    "ticks_skipped",
+    "episode_return",
+)
+"""What the dashboard shows besides, and games without a model do not have."""
+
+
 async def build(handles: Mapping[str, Any]) -> ActorRuntime:
     runtime = ActorRuntime(make_actor=lambda: Counting(runtime), versions=lambda: {"policy": 7})
+    for name in UNPLAYED:
+        runtime.recorder.add(name, 1.0)
     return runtime
 
 
@@ -147,9 +166,13 @@ def play(url: str) -> dict[str, dict[str, float]]:
     return {name: dict(numbers) for name, numbers in expected.items()}
 
 
+@pytest.fixture(scope="module")
+def expected(url: str) -> dict[str, dict[str, float]]:
+    return play(url)
+
+
 @pytest.mark.slow  # Ray's processes report every ten seconds
-def test_the_endpoint_shows_exactly_what_was_played(url: str) -> None:
-    expected = play(url)
+def test_the_endpoint_shows_exactly_what_was_played(expected: dict[str, dict[str, float]]) -> None:
     deadline = time.monotonic() + WAIT_S
     while True:
         families = scrape()
@@ -176,3 +199,20 @@ def test_the_endpoint_shows_exactly_what_was_played(url: str) -> None:
     assert {s.labels["metric"] for s in families["ray_brayx_own_sum"].samples} == {'coins "found" \\u2603\\n'}
     active = families["ray_brayx_sessions_active"].samples
     assert len({s.labels["replica"] for s in active if s.labels["application"] == APPLICATION}) == 2
+
+
+@needs_prometheus
+@pytest.mark.slow
+@pytest.mark.usefixtures("expected")
+def test_every_query_of_the_dashboard_has_samples_of_ray(tmp_path: Path) -> None:
+    (node,) = ray.nodes()
+    # As Ray's dashboard writes it, which this Ray does not run.
+    found = [{"labels": {"job": "ray"}, "targets": [f"127.0.0.1:{node['MetricsExportPort']}"]}]
+    (tmp_path / "ray.json").write_text(json.dumps(found))
+    configured = yaml.safe_load((DOCKER / "prometheus" / "prometheus.yaml").read_text())["scrape_configs"]
+    (cluster,) = (config for config in configured if config["job_name"] == "brayx-cluster")
+    cluster["file_sd_configs"][0]["files"] = [str(tmp_path / "ray.json")]
+    with prometheus(tmp_path, cluster) as value:
+        for query in dashboard():
+            until(lambda: value(query), f"{query} had an answer")  # noqa: B023
+        until(lambda: value('up{job=~"brayx.*"}') == ["1"], "alerts found the job by its name")

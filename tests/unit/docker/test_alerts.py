@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 import shutil
 import subprocess
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,13 +18,11 @@ from brayx.actor.serving import Runtime
 from brayx.gamecore.client import Client
 from brayx.metrics import Recorder
 from brayx.metrics.prometheus import EXPORTED
-from brayx.ports import free_port
+from tests.prometheus import RULES, dashboard, needs_prometheus, prometheus
 from tests.unit.actor.doors.test_asgi import Echo
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
-RULES = ROOT / "docker" / "prometheus" / "rules.yaml"
-DASHBOARD = ROOT / "docker" / "grafana" / "brayx.json"
 
 
 def rules() -> list[dict[str, str]]:
@@ -77,38 +71,12 @@ def played() -> Iterator[LocalHost]:
         host.close()
 
 
-@pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+@needs_prometheus
 def test_prometheus_scrapes_a_local_host_and_answers_the_dashboard(played: LocalHost, tmp_path: Path) -> None:
     target = played.url.removeprefix("http://")
-    settings = {
-        "global": {"scrape_interval": "1s"},
-        "rule_files": [str(RULES)],
-        "scrape_configs": [{"job_name": "brayx", "static_configs": [{"targets": [target]}]}],
-    }
-    (tmp_path / "prometheus.yaml").write_text(yaml.safe_dump(settings))
-    address = f"127.0.0.1:{free_port()}"
-    words = [f"--config.file={tmp_path / 'prometheus.yaml'}", f"--storage.tsdb.path={tmp_path / 'data'}"]
-
-    def value(query: str) -> list[str]:
-        url = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': query})}"
-        try:
-            with urllib.request.urlopen(url, timeout=10.0) as reply:
-                return [series["value"][1] for series in json.loads(reply.read())["data"]["result"]]
-        except urllib.error.URLError as error:
-            is_starting = isinstance(error, urllib.error.HTTPError) and error.code == 503
-            if not (is_starting or isinstance(error.reason, ConnectionError)):
-                raise
-            return []
-
-    with (tmp_path / "log").open("w") as log:
-        server = subprocess.Popen(["prometheus", f"--web.listen-address={address}", *words], stderr=log)
-    try:
+    with prometheus(tmp_path, {"job_name": "brayx", "static_configs": [{"targets": [target]}]}) as value:
         until(lambda: value('ray_brayx_ticks_total{application="arena", replica="local"}') == ["2"])
         assert value("ray_brayx_tick_seconds_count") == ["2"]
         assert value('up{job="brayx"}') == ["1"]
-        for query in re.findall(r'"expr": "((?:[^"\\]|\\.)*)"', DASHBOARD.read_text()):
-            plain = json.loads(f'"{query}"').replace("$__rate_interval", "1m")
-            value(re.sub(r"\$\w+", ".*", plain))  # an error of the query raises
-    finally:
-        server.terminate()
-        server.wait(60.0)
+        for query in dashboard():
+            value(query)  # an error of the query raises
