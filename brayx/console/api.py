@@ -12,6 +12,7 @@ from starlette.exceptions import HTTPException
 
 from brayx.console import comparisons, league, models, overview, play, recordings, sessions, trials
 from brayx.console.documents import RefusalDocument
+from brayx.console.drawn import RecordedDrawing
 from brayx.console.guard import AccessGuard, ConsoleKeys, refusal
 from brayx.console.source import Source
 from brayx.errors import BodyTooLarge, BrayxError, ProtocolError, first_line
@@ -60,7 +61,7 @@ def create_app(source: Source, keys: ConsoleKeys | None = None) -> FastAPI:
     for subject in (overview, sessions, models, trials, league, play):
         app.include_router(subject.routes(source))
     folder = recordings.RecordingFolder(source.recordings)
-    app.include_router(recordings.routes(folder))
+    app.include_router(recordings.routes(folder, RecordedDrawing(source)))
     app.include_router(comparisons.routes(source, folder))
     app.include_router(_rest())
     return app

@@ -236,10 +236,10 @@ class HumanGame:
                 try:
                     kind, agent, body = _run(self._steps.send, answer)
                 except StopIteration as end:
-                    self._shown = _checked(end.value)
+                    self._shown = checked_board(end.value)
                     break
                 if kind == "ask":
-                    self._shown = _checked(body)
+                    self._shown = checked_board(body)
                     return self._document()
                 answer = self._request(kind, agent, body)
         except BaseException:
@@ -282,7 +282,12 @@ def _run(function: Callable[..., Any], *arguments: Any) -> Any:
         raise AgentError(f"the board failed: {type(error).__name__}: {error}") from error
 
 
-def _checked(board: Any) -> BoardDocument:
+def checked_board(board: Any) -> BoardDocument:
+    """A board of the user's code, as a document.
+
+    Raises:
+        ConfigError: it is none.
+    """
     try:
         checked = BoardDocument.model_validate_json(json.dumps(board))
     except ValidationError as error:

@@ -27,6 +27,7 @@ from brayx.gamecore.auth import Keys
 from brayx.jobs.config import JobConfig, pool_name
 from brayx.league.files import levels_file
 from brayx.ports import is_loopback
+from brayx.recording.drawing import Drawing
 
 if TYPE_CHECKING:
     from brayx.metrics.numbers import LocalNumbers
@@ -191,11 +192,14 @@ def console_of_training(
 
 def words_of(job: JobConfig, uri: str) -> tuple[str, ...]:
     """Arguments of the console's process; errors as `console_keys`."""
+    renders, boards = job.renders.values(), job.boards.values()
     shown = {
         "uri": uri,
         "project": job.project,
         "recordings": "" if job.recording is None else job.recording.absolute().folder,
         "board": _board(job),
+        "render": job.drawing or next((Drawing(part.module, part.func, job.folder) for part in renders), None),
+        "drawn_board": next(((part.module, part.draw, job.folder) for part in boards if part.draw), None),
         "trust": job.folder,
     }
     return json.dumps(shown), console_keys(job)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter
 
-from brayx.console.documents import Document, ResultDocument, result_of, served_result
+from brayx.console.documents import POINTS_TAG, Document, ResultDocument, number_of, result_of, served_result
 from brayx.console.source import Source
 from brayx.console.trials import thinned
 from brayx.console.verdict import NO_JOB, VerdictDocument, verdict_of_service, verdict_of_training
@@ -35,6 +35,8 @@ class JobDocument(Document):
     """The trial that is being trained."""
     run_id: str = ""
     """MLflow's id of it; empty: MLflow does not have it yet."""
+    league: bool = False
+    """Whether its players play each other, in a league or by self-play."""
     num_steps: int | None = None
     """Env steps at which the training ends."""
     target_return: float | None = None
@@ -110,6 +112,8 @@ class RatedDocument(Document):
     version: int
     result: ResultDocument | None
     """Its return in training, or of an evaluation since; null: not known."""
+    points: float | None = None
+    """Its points in its league; null: it is no player's."""
 
 
 class OverviewDocument(Document):
@@ -160,6 +164,7 @@ def routes(source: Source) -> APIRouter:
             sessions=job.sessions,
             num_steps=job.num_steps,
             target=job.target_return,
+            league=job.league,
         )
         return OverviewDocument(verdict=verdict, curve=returns, means=means, champion=champion, newest=newest)
 
@@ -173,6 +178,7 @@ def _job(source: Source) -> JobDocument:
     numbers = {name: float(value) for name, value in facts.pop("numbers", {}).items() if np.isfinite(value)}
     refusals = {name.removeprefix(_REFUSED): n for name, n in numbers.items() if name.startswith(_REFUSED)}
     losses = losses_of_recordings(numbers) if facts["mode"] == "serve" else [dropped_line(numbers)]
+    facts["league"] = facts.get("league", False) or any(name.startswith("league_points.") for name in numbers)
     facts["errors"] = [*facts.get("errors", []), *filter(None, losses)]
     return JobDocument(**facts, numbers=numbers, refusals=refusals, arms=_arms(numbers), tracking=source.uri)
 
@@ -216,4 +222,5 @@ def _curve(source: Source, run_id: str, chart: str) -> list[tuple[float, float]]
 
 
 def _rated(entry: PoolEntry) -> RatedDocument:
-    return RatedDocument(name=entry.name, version=entry.version, result=result_of(entry.tags))
+    points = number_of(entry.tags, POINTS_TAG)
+    return RatedDocument(name=entry.name, version=entry.version, result=result_of(entry.tags), points=points)

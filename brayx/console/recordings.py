@@ -21,6 +21,8 @@ import brayx.recording
 from brayx.actor.live_ticks import LiveTick
 from brayx.console.documents import MAX_POINTS, Document
 from brayx.console.downloads import Downloads, FileFormat, formats_of
+from brayx.console.drawn import RecordedDrawing
+from brayx.console.games import BoardDocument
 from brayx.console.ticks import RecordedCurvesDocument, TickDocument, body_of, tick_of
 from brayx.errors import BadRecording, BrayxError, RecordingUnknown
 from brayx.gamecore.contract import Contract
@@ -45,6 +47,7 @@ _TYPES = {
 
 FirstTick = Annotated[int, Query(ge=0, description="index of the first tick")]
 TickCount = Annotated[int, Query(ge=1, le=1000, description="number of ticks")]
+_Tick = Annotated[int, Path(ge=0, description="index of the tick")]
 _Named = Annotated[str, Query(description="only sessions with this id (* stands for any text), or of this game")]
 _Limit = Annotated[int, Query(ge=1, le=10_000, description="maximum number of recordings")]
 _First = Annotated[int, Query(ge=0, description="number of newer recordings that are left out")]
@@ -62,6 +65,8 @@ class RecordingDocument(Document):
     end: str
     result: float | None
     player: str
+    version: int
+    """Policy version of its first tick; 0: not known, or the model as built."""
     why: str
     """Why it was recorded."""
     events: int
@@ -78,6 +83,7 @@ class RecordingsQuery(Document):
 
     end: str = Field("", description="only sessions with this end, such as stop")
     player: str = Field("", description="only sessions of this player, such as main or main:7")
+    version: int | None = Field(None, description="only sessions that began with this policy version")
     errors: bool = Field(False, description="only sessions with errors or other unusual events")
     min_return: float | None = Field(None, description="only sessions with at least this return")
     max_return: float | None = Field(None, description="only sessions with at most this return")
@@ -88,6 +94,7 @@ class RecordingsQuery(Document):
         return (
             self.end in ("", episode.end)
             and self.player in ("", episode.player, episode.player.partition(":")[0])
+            and self.version in (None, episode.version)
             and not (self.errors and not episode.events + episode.lost)
             and not (self.min_return is not None and not result >= self.min_return)
             and not (self.max_return is not None and not result <= self.max_return)
@@ -122,6 +129,10 @@ class RecordedTicksDocument(Document):
     """Names of the choices of the only discrete action; empty: the contract has none."""
     first: int
     ticks: list[TickDocument]
+    draws_frames: bool = False
+    """Whether the job draws a frame of each tick, also of those recorded without one."""
+    draws_boards: bool = False
+    """Whether the job draws a board of each tick."""
 
 
 class RecordingFolder:
@@ -164,7 +175,7 @@ class RecordingFolder:
         raise RecordingUnknown(f"there is no recording {recording!r} in {self.path or 'this job'}")
 
 
-def routes(folder: RecordingFolder) -> APIRouter:
+def routes(folder: RecordingFolder, drawing: RecordedDrawing) -> APIRouter:
     """The API's calls about recordings."""
     router = APIRouter(prefix="/api/recordings", tags=["recordings"])
     downloads = Downloads()
@@ -195,7 +206,8 @@ def routes(folder: RecordingFolder) -> APIRouter:
     @router.get("/{recording}")
     def ticks(recording: str, first: FirstTick = 0, count: TickCount = 100) -> RecordedTicksDocument:
         """Consecutive ticks of a recording."""
-        return _ticks(folder.episode(recording), first, count)
+        drawn = {"draws_frames": drawing.has_frames, "draws_boards": drawing.has_boards}
+        return _ticks(folder.episode(recording), first, count).model_copy(update=drawn)
 
     @router.get("/{recording}/curves")
     def curves(recording: str) -> RecordedCurvesDocument:
@@ -203,10 +215,17 @@ def routes(folder: RecordingFolder) -> APIRouter:
         return _curves(folder.episode(recording))
 
     @router.get("/{recording}/frames/{tick}", response_class=Response, responses=_PNG)
-    def frame(recording: str, tick: Annotated[int, Path(ge=0, description="index of the tick")]) -> Response:
-        """The frame of a tick; 204: it has none."""
-        image = folder.episode(recording).image(tick)
-        return Response(status_code=204) if image is None else Response(png(image), media_type="image/png")
+    def frame(recording: str, tick: _Tick) -> Response:
+        """The frame of a tick, recorded or else drawn now by the job's `render`; 204: there is none."""
+        episode = folder.episode(recording)
+        image = episode.image(tick)
+        content = drawing.frame(episode, tick) if image is None else png(image)
+        return Response(status_code=204) if content is None else Response(content, media_type="image/png")
+
+    @router.get("/{recording}/boards/{tick}")
+    def board(recording: str, tick: _Tick) -> BoardDocument | None:
+        """The board of a tick, drawn by the job's `kind: board`; null: the job draws none."""
+        return drawing.board(folder.episode(recording), tick)
 
     @router.get("/{recording}/file", response_class=StreamingResponse, responses=_FILE)
     def file(recording: str, format: FileFormat = "parquet") -> Response:
@@ -231,6 +250,7 @@ def _recording(episode: reader.Recording) -> RecordingDocument:
         end=episode.end,
         result=episode.result,
         player=episode.player,
+        version=episode.version,
         why=episode.why,
         events=episode.events,
         lost=episode.lost,

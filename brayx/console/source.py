@@ -21,6 +21,8 @@ class Source:
         project: the job's project; empty: there is no job, and all projects are shown.
         recordings: folder of recordings; empty: there is none.
         board: the job's board, arguments of `brayx.console.games.HumanGames`; None: it has none.
+        render: the job's render, arguments of `brayx.recording.drawing.Drawing`; None: it has none.
+        drawn_board: module, function and folder of the job's function that draws a board; None: it has none.
         trust: which code may run to compare versions, see `brayx.jobs.stored_models.stored_model`.
         channel: to the job, which answers (`brayx.console.job.ConsoleJob`); None: there is no job.
     """
@@ -29,6 +31,8 @@ class Source:
     project: str = ""
     recordings: str = ""
     board: Mapping[str, Any] | None = None
+    render: tuple[str, str, str] | None = None
+    drawn_board: tuple[str, str, str] | None = None
     trust: bool | str = False
     channel: Channel | None = None
 

@@ -41,11 +41,13 @@ REACHED = "The return has reached its target."
 LEVEL = "The return has not risen for {steps} env steps."
 ROSE = "The return rose by {rise} in the last {steps} env steps."
 FELL = "The return fell by {fall} in the last {steps} env steps."
-LEADS = "{leader} leads with {points} points."
-SERVES = "{sessions} sessions, {ticks_per_s} ticks/s. Half of the answers take at most {p50} ms, 99 % at most {p99} ms."
+LEADS = "{leader} has {points} points."
+AHEAD = "{leader} has {points} points ({low} to {high}), {lead} more than {second}."
+CLOSE = "{leader} has {points} points ({low} to {high}), {lead} more than {second}, which may be chance."
+SERVES = "Players: {sessions}. {ticks_per_s} answers a second, half of them within {p50} ms, 99 % within {p99} ms."
 IDLE = "No game is playing now."
 NO_JOB = "No job is running here."
-REASONS = (LOST, UNHEARD, NO_GAME, BEGINS, REACHED, LEVEL, ROSE, FELL, LEADS, SERVES, IDLE, NO_JOB)
+REASONS = (LOST, UNHEARD, NO_GAME, BEGINS, REACHED, LEVEL, ROSE, FELL, LEADS, AHEAD, CLOSE, SERVES, IDLE, NO_JOB)
 
 
 class VerdictDocument(Document):
@@ -74,6 +76,7 @@ def verdict_of_training(
     sessions: int,
     num_steps: int | None,
     target: float | None,
+    league: bool = False,
 ) -> VerdictDocument:
     """The verdict on a training.
 
@@ -84,14 +87,15 @@ def verdict_of_training(
         sessions: running sessions.
         num_steps: env steps at which it ends; None: unknown.
         target: return at which it ends; None: it has none.
+        league: it trains a league.
     """
     steps, rate = numbers.get("env_steps", 0.0), numbers.get("env_steps_per_s", 0.0)
     share = min(steps / num_steps, 1.0) if num_steps else None
     left_s = max(num_steps - steps, 0.0) / rate if num_steps and rate else None
     lost = _lost(numbers, errors, CONTINUES)
     verdict = lost if lost is not None and lost.state == "failing" else None
-    verdict = verdict or _unfed(numbers, up_s, sessions) or lost or _leader(numbers)
-    verdict = verdict or _trend(numbers, curve, up_s, target)
+    verdict = verdict or _unfed(numbers, up_s, sessions) or lost
+    verdict = verdict or (_leader(numbers) if league else _trend(numbers, curve, up_s, target))
     return verdict.model_copy(update={"share": share, "left_s": left_s})
 
 
@@ -139,11 +143,11 @@ def _unfed(numbers: dict[str, float], up_s: float, sessions: int) -> VerdictDocu
     return VerdictDocument(state="stalled", reason=NO_GAME, advice=CONNECT)
 
 
-def _leader(numbers: dict[str, float]) -> VerdictDocument | None:
-    """Who leads a league; None: it is none, or has no ratings yet."""
+def _leader(numbers: dict[str, float]) -> VerdictDocument:
+    """Who leads a league. Its mean return says nothing, since its players play each other."""
     points = {name.partition(".")[2]: value for name, value in numbers.items() if name.startswith("league_points.")}
     if not points:
-        return None
+        return VerdictDocument(state="starting", reason=BEGINS)
     leader = max(points, key=lambda player: points[player])
     return VerdictDocument(state="leading", reason=LEADS, values={"leader": leader, "points": round(points[leader])})
 

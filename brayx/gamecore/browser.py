@@ -122,7 +122,7 @@ def document(title: str, body: str) -> str:
 <style>
 body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 46em; margin: 2em auto; padding: 0 1em }}
 th {{ text-align: left; padding-right: 2em }}
-pre {{ background: #8882; padding: 1em; overflow-x: auto }}
+pre {{ background: #8882; padding: 1em; white-space: pre-wrap; overflow-wrap: anywhere }}
 </style>
 <h1>brayx: {html.escape(title)}</h1>
 {body}

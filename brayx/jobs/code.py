@@ -106,6 +106,8 @@ def _named(job: JobConfig, actors: Collection[str], mode: str) -> Iterator[tuple
                 yield name, "func", rollout.module, rollout.func
     for name, board in job.boards.items():
         yield name, "func", board.module, board.func
+        if board.draw:
+            yield name, "draw", board.module, board.draw
     for name, render in job.renders.items():
         if mode == "train" or name == job.frames_render:
             yield name, "func", render.module, render.func

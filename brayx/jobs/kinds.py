@@ -79,6 +79,9 @@ class BoardConfig(BaseModel):
     func: str = "board"
     """Function in it, ``(opponent)``, that returns a generator: one game, which yields requests of its agents' sessions
     and, when the human is to move, boards."""
+    draw: str = ""
+    """Function in it, ``(body)``, that returns the board of a recorded tick's body, for the page of a recording; empty:
+    there is none."""
 
 
 class FreeConfig(BaseModel):

@@ -341,6 +341,7 @@ class JobTraining(abc.ABC):
             "project": self.job.project,
             "trial": self.name,
             "run_id": self.clerk.trial().run_id if self.clerk.opened() else "",
+            "league": bool(self.job.leagues),
             "num_steps": self.config.num_steps,
             "target_return": self.config.target_return,
             "waits_for": f"the learner {self.learning.state()}",

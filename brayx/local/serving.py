@@ -214,7 +214,7 @@ class Serving:
         return facts | contract_facts(self._job.contract)
 
     def _console_facts(self) -> dict[str, Any]:
-        head = {"project": self._job.project, "doors": dict(self.urls)}
+        head = {"project": self._job.project, "doors": dict(self.urls), "league": bool(self._job.leagues)}
         return {**head, **served_facts(self._facts(), self._follower, self._recorder)}
 
     async def _start_work(self) -> None:

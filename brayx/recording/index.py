@@ -47,6 +47,7 @@ class SessionPart:
         reported: result that the seat reported in a league: ``win``, ``draw``, ``loss`` or a score; empty: none yet.
         frames: number of ticks with a frame.
         start_reply: reply to the session's start, as text like ``start``; empty: an older file, which lacks it.
+        version: policy version of the part's first tick; 0: not known, or the model as built.
     """
 
     episode: str
@@ -66,6 +67,7 @@ class SessionPart:
     reported: str = ""
     frames: int = 0
     start_reply: str = ""
+    version: int = 0
 
     def after(self, before: Sequence[SessionPart]) -> SessionPart:
         """This part joined with the parts before it."""
@@ -88,7 +90,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "began": (float, int),
     "result": (float, int, type(None)),
     "left_out": (dict,),
-    **dict.fromkeys(("first", "ticks", "events", "lost", "row", "frames"), (int,)),
+    **dict.fromkeys(("first", "ticks", "events", "lost", "row", "frames", "version"), (int,)),
 }
 """Types of the fields of `SessionPart` that are not strings."""
 

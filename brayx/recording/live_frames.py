@@ -41,9 +41,7 @@ class LiveFrames:
     """
 
     def __init__(self, drawing: Drawing | None) -> None:
-        self._drawing = drawing
-        self._child = Child("brayx.recording.live_frames", json.dumps(drawing), restart_s=_RESTART_S)
-        self._failure = ""
+        self._process = None if drawing is None else DrawingProcess(drawing)
         self._change = threading.Condition()
         self._waiting: dict[str, State] = {}
         self._frames: dict[str, LiveFrame] = {}
@@ -61,7 +59,7 @@ class LiveFrames:
             found: the session's newest ticks.
         """
         ticks = news.shown()
-        if self._drawing is None:
+        if self._process is None:
             return ticks
         newest = next((state for state, *_, event in reversed(news.kept) if ERROR not in event), None)
         with self._change:
@@ -83,21 +81,24 @@ class LiveFrames:
             self._closed = True
             thread = self._thread
             self._change.notify()
-        self._child.close()
+        if self._process is not None:
+            self._process.close()
         if thread is not None:
             thread.join(_DRAW_S)
 
     def _work(self) -> None:
+        process = self._process
+        assert process is not None
         while True:
             with self._change:
                 if not self._change.wait_for(lambda: self._waiting or self._closed, _IDLE_S) or self._closed:
-                    self._child.end()
+                    process.end()
                     self._thread = None
                     return
                 session = next(iter(self._waiting))
                 state = self._waiting.pop(session)
             began = time.monotonic()
-            frame = self._drawn(state)
+            frame = LiveFrame(state.tick, *process.draw(state))
             with self._change:
                 self._frames.pop(session, None)  # the most recently drawn comes last
                 self._frames[session] = frame
@@ -107,26 +108,47 @@ class LiveFrames:
                 took = time.monotonic() - began
                 self._change.wait_for(lambda: self._closed, max(_MIN_INTERVAL_S - took, took))
 
-    def _drawn(self, state: State) -> LiveFrame:
-        """The picture of a tick, or why there is none."""
+
+class DrawingProcess:
+    """Draws states in a separate process. Only one thread at a time may use it.
+
+    Args:
+        drawing: the user's function.
+    """
+
+    def __init__(self, drawing: Drawing) -> None:
+        self._child = Child("brayx.recording.live_frames", json.dumps(drawing), restart_s=_RESTART_S)
+        self._failure = ""
+
+    def draw(self, state: State) -> tuple[bytes, str]:
+        """The picture of a tick as a PNG, and why there is none. Starts the process if it does not run."""
         try:
             pickled = pickle.dumps([state], protocol=5)
         except Exception as error:  # agents may set anything
-            return LiveFrame(state.tick, b"", f"its state does not pickle: {type(error).__name__}: {error}"[:500])
+            return b"", f"its state does not pickle: {type(error).__name__}: {error}"[:500]
         limit_s = _DRAW_S
         if not self._child.runs:
             if self._child.wait_s:
-                return LiveFrame(state.tick, b"", self._failure)
+                return b"", self._failure
             limit_s = _START_S
         try:
             self._child.start()
-            return LiveFrame(state.tick, *self._child.ask(pickled, timeout_s=limit_s))
+            image, failure = self._child.ask(pickled, timeout_s=limit_s)
+            return image, failure
         except TimeoutError:
             self._child.end()
             self._failure = f"its drawing took more than {limit_s:g} s"
         except (OSError, RequestFailed) as error:
             self._failure = f"the process that draws it {error}"
-        return LiveFrame(state.tick, b"", self._failure)
+        return b"", self._failure
+
+    def end(self) -> None:
+        """Ends the process; the next picture starts another."""
+        self._child.end()
+
+    def close(self) -> None:
+        """Ends the process for good, also while it draws. Idempotent."""
+        self._child.close()
 
 
 def main(parent: Channel, drawing: str) -> None:

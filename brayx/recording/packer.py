@@ -76,7 +76,7 @@ class ChunkPacker:
         self._bytes[layout] = self._bytes.get(layout, 0) + columns.nbytes
         if columns.left_out:
             parts = [replace(part, left_out={**part.left_out, **columns.left_out}) for part in parts]
-        pending.append((list(parts), columns))
+        pending.append((_with_versions(parts, columns), columns))
         if self._bytes[layout] >= CHUNK_BYTES:
             self._write(layout)
 
@@ -137,3 +137,15 @@ def _by_episode(pending: Sequence[tuple[list[SessionPart], TickColumns]]) -> tup
         parts.append(last.after(before) if before else last)
         rows += [np.arange(row, row + part.ticks) for part, row in run]
     return parts, rows_at(concatenated([columns for _, columns in pending]), np.concatenate(rows))
+
+
+def _with_versions(parts: Sequence[SessionPart], columns: TickColumns) -> list[SessionPart]:
+    """The parts with the policy versions of their first ticks."""
+    names = [name for name in columns.arrays if name.rpartition("/")[2] == "policy_version"]
+    if not names:
+        return [*parts]
+    versions, row, known = columns.arrays[names[0]].reshape(len(columns.number), -1), 0, []
+    for part in parts:
+        known.append(replace(part, version=max(int(versions[row, 0]), 0) if versions.size else 0))
+        row += part.ticks
+    return known

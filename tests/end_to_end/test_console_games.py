@@ -40,7 +40,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Serving, 
     folder, lines = tmp_path_factory.mktemp("four"), list[str]()
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     free = ["console_port=0", "actor.port=0", "actor.native_port=0", "actor.tcp_port=0"]
-    job = JobConfig.load(FOLDER / "four.yaml", [*free, f"league.levels={folder / 'levels.yaml'}"])
+    recorded = ["recording.kind=recording", f"recording.folder={folder / 'recordings'}", "recording.flush_s=0.2"]
+    job = JobConfig.load(FOLDER / "four.yaml", [*free, *recorded, f"league.levels={folder / 'levels.yaml'}"])
     (folder / "levels.yaml").write_text(LEVELS.replace("PROJECT", job.project))
     module, _ = load("four_model", "build_model", str(FOLDER))("model", job.as_dict())
     trial = Trial.open(job.project, "main", uri)
@@ -158,6 +159,18 @@ def test_a_human_plays_in_the_page_by_keyboard_and_touch(served: tuple[Serving, 
             page.keyboard.press("1")  # the first column with room
         expect(page.get_by_role("button", name="Play again")).to_be_enabled()
         expect(page.get_by_role("button", name="play column")).to_have_count(0)
+
+        def with_moves() -> list[str]:
+            listed = console.get("/api/recordings", end="stop")["recordings"]
+            return [recording["id"] for recording in listed if recording["ticks"] > 1]
+
+        until(with_moves, "it is recorded", WAIT_S)
+        page.goto(f"{console.url}/recordings/{with_moves()[0]}")
+        expect(page.get_by_role("group", name="board")).to_be_visible()
+        first = stones(page)
+        page.keyboard.press("End")
+        until(lambda: stones(page) > first, "the board of the last tick is drawn", WAIT_S)
+        assert overflow(page) == 0
 
 
 def stones(page: Page) -> int:

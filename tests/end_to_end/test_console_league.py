@@ -24,8 +24,9 @@ PARTS = Path(__file__).parent / "own_league"
 
 
 @pytest.fixture(scope="module")
-def league(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
-    """The console of a store with a league that was interrupted, so that its numbers stay."""
+def league(tmp_path_factory: pytest.TempPathFactory, browser: Browser) -> Iterator[Console]:
+    """The console of a store with a league that was interrupted, so that its numbers stay. While it learned, the
+    overview said who leads."""
     folder = tmp_path_factory.mktemp("league")
     for file in PARTS.iterdir():
         if file.is_file():
@@ -36,6 +37,15 @@ def league(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Console]:
         with Players(_found(r"the door is http(://127\.0\.0\.1:\d+)", training, "ws")):
             running = Console(_found(r"the console is (http://\S+)", training))
             until(lambda: _has_all(running.get("/api/league")), "the console shows the league while it learns", WAIT_S)
+            with browser.new_context() as context:
+                page = context.new_page()
+                page.set_default_timeout(SHOWN_MS)
+                page.goto(running.url)
+                expect(page.get_by_text(re.compile(r"^(\S+ leads|No clear leader yet)$"))).to_be_visible()
+                expect(
+                    page.get_by_text(re.compile(r"^\S+ has \d+ points \(-?\d+ to \d+\), \d+ more than"))
+                ).to_be_visible()
+                expect(page.get_by_text("Return", exact=True)).to_have_count(0)
             training.process.send_signal(signal.SIGINT)
             training.until(lambda: training.process.poll() is not None, "its end")
     with brayx(folder, "console") as shown:

@@ -77,7 +77,7 @@ def test_the_overview_says_what_runs_and_what_is_lost(served: tuple[Job, Serving
         expect(players.get_by_text("1", exact=True)).to_be_visible()
     page.goto(serving.url)
     expect(page.get_by_text("This job accepts this session:")).to_be_visible()
-    expect(page.get_by_text("""-H 'step_kind: tick' -d '{"x": """)).to_be_visible()
+    expect(page.get_by_text("""-d '{"x": """)).to_be_visible()
     page.get_by_role("link", name=console.url).click()
     expect(page.get_by_text(f"{PROJECT}, serving for")).to_be_visible()
 
@@ -169,7 +169,7 @@ def test_a_promotion_changes_what_the_next_session_acts_with(served: tuple[Job, 
         expect(page.get_by_role("cell", name=re.compile(rf"^{arm} \d")).first).to_be_visible()
     page.get_by_role("button", name="End the canary").click()
     page.get_by_role("dialog").get_by_role("button", name="End the canary").click()
-    expect(page.get_by_text("0% of new sessions of model get the canary")).to_be_visible()
+    expect(page.get_by_text("0% of new sessions of model get the canary.", exact=True)).to_be_visible()
     until(lambda: acts_with() == 1, "no session gets it any more", WAIT_S)
 
 
@@ -196,6 +196,7 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
     expect(page.get_by_text("300 ticks, end: stop, return 7")).to_be_visible()
     page.get_by_text("Start and its reply").click()
     expect(page.get_by_text("→ Game Started")).to_be_visible()
+    expect(page.get_by_text(re.compile("^No pictures: set `frames`"))).to_be_visible()
     for key, shown in (
         ("ArrowRight", 1),
         ("Shift+ArrowRight", 11),

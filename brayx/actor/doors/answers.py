@@ -143,13 +143,14 @@ def _calls(doors: Mapping[str, str], example: Mapping[str, str]) -> str:
     bodies = example or {"tick": '{"obs": [0, 0, 0, 0], "reward": 0}'}
     calls = "\n".join(
         f"curl -X POST {url}{STEP_PATH} -H 'session: game-1' -H 'step_kind: {kind}'"
-        + (f" -d {shlex.quote(bodies[kind])}" if bodies.get(kind) else "")
+        + (f" \\\n  -d {shlex.quote(bodies[kind])}" if bodies.get(kind) else "")
         for kind in ("start", "tick", "stop")
     )
     whose = "This job accepts this session:" if example else "The agent decides what a tick contains. A session may be:"
     shown = "".join(
         f"<p>The body of its {kind}:</p><pre>{html.escape(_indented(body), quote=False)}</pre>"
         for kind, body in example.items()
+        if body
     )
     return f"<p>{whose}</p>\n<pre>{html.escape(calls, quote=False)}</pre>\n{shown}<p>{_FURTHER}</p>"
 

@@ -44,6 +44,7 @@ CHINESE: dict[str, str] = {
     "It is not working": "无法正常运行",
     "It has reached its target": "已达到目标",
     "{leader} leads": "{leader} 领先",
+    "No clear leader yet": "还没有明显的领先者",
     "Serving players": "正在为玩家服务",
     "Ready for players": "已就绪，等待玩家",
     verdict.LOST: "最近 {total} 局中有 {lost} 局失败。",
@@ -54,8 +55,10 @@ CHINESE: dict[str, str] = {
     verdict.LEVEL: "最近 {steps} 个环境步里回报没有上升。",
     verdict.ROSE: "最近 {steps} 个环境步里回报上升了 {rise}。",
     verdict.FELL: "最近 {steps} 个环境步里回报下降了 {fall}。",
-    verdict.LEADS: "{leader} 以 {points} 分领先。",
-    verdict.SERVES: "{sessions} 个会话，每秒 {ticks_per_s} 个 tick。一半的回答在 {p50} 毫秒内，99% 在 {p99} 毫秒内。",
+    verdict.LEADS: "{leader} 有 {points} 分。",
+    verdict.AHEAD: "{leader} 有 {points} 分（{low} 至 {high}），比 {second} 多 {lead} 分。",
+    verdict.CLOSE: "{leader} 有 {points} 分（{low} 至 {high}），比 {second} 多 {lead} 分：差距可能只是偶然。",
+    verdict.SERVES: "玩家：{sessions}。每秒回答 {ticks_per_s} 次，一半在 {p50} 毫秒内，99% 在 {p99} 毫秒内。",
     verdict.IDLE: "现在没有游戏在运行。",
     verdict.NO_JOB: "这里没有运行任务。",
     verdict.CONTINUES: "请修改错误所指的代码，再运行同一条命令：训练会接着进行。",
@@ -172,8 +175,8 @@ CHINESE: dict[str, str] = {
     "Player": "玩家",
     "Recorded because": "录制原因",
     "Session or game": "会话或对局",
-    "Return at least": "回报下限",
-    "Return at most": "回报上限",
+    "Lowest return": "回报下限",
+    "Highest return": "回报上限",
     "only with errors": "只看有错误的",
     "Nothing is recorded yet. A component `kind: recording` in the job records its sessions.": (
         "还没有录像。在任务里加一个 `kind: recording` 的组件，就会录下会话。"
@@ -207,6 +210,9 @@ CHINESE: dict[str, str] = {
     "Compare with another version": "与另一个版本比较",
     "Start and its reply": "开始与回答",
     "still running": "仍在运行",
+    "No pictures: set `frames` in the job's recording, or add a `kind: render` or `kind: board`.": (
+        "没有画面：请在任务的录像里设置 `frames`，或加一个 `kind: render` 或 `kind: board`。"
+    ),
     "{count} ticks lost": "丢失 {count} 个 tick",
     "played by {player}": "玩家：{player}",
     # Sessions

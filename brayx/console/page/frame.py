@@ -265,11 +265,12 @@ def plus_minus(mean: float | None, error: float | None) -> str:
     return number(mean) if mean is None or error is None else f"{number(mean)} ± {significant(1.96 * error, 2)}"
 
 
-def result_text(result: ResultDocument | None) -> str:
-    """A return with its interval and its number of games; a dash for None."""
+def result_text(result: ResultDocument | None, *, named: bool = True) -> str:
+    """A return with its interval and its number of games; a dash for None. With ``named=False`` without its name."""
     if result is None:
         return "-"
-    text = tr("return {value}", value=plus_minus(result.mean, result.error))
+    text = plus_minus(result.mean, result.error)
+    text = tr("return {value}", value=text) if named else text
     return text if result.games is None else f"{text} {tr('of {games} games', games=number(result.games))}"
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nicegui import ui
 
-from brayx.console.documents import DoneDocument, number_of, result_of, served_result
+from brayx.console.documents import POINTS_TAG, DoneDocument, number_of, result_of, served_result
 from brayx.console.league import GateDocument, LeagueDocument, StandingDocument
 from brayx.console.models import ModelDocument, MoveDocument, VersionDocument
 from brayx.console.overview import ArmDocument, CanaryDocument, JobDocument, with_results
@@ -33,10 +33,10 @@ from brayx.console.page.words import tr
 from brayx.console.play import OpponentListDocument
 from brayx.console.recordings import RecordingsDocument
 from brayx.errors import BrayxError
+from brayx.league.files import PLAYER_TAG
 
 _SHOWN = 50
 """Number of versions that are shown of each model: the newest. Those with an alias are always shown."""
-_POINTS = "brayx.points"
 _PROMOTE, _CANDIDATE, _PLAY, _COMPARE = "Promote", "Make candidate", "Play", "Compare"
 _ALIASES = {_PROMOTE: "champion", _CANDIDATE: "candidate"}
 
@@ -78,7 +78,7 @@ async def _load(caller: ApiCaller) -> _Seen:
     models: list[ModelDocument] = await caller.get(list[ModelDocument], "/api/models")
     job: JobDocument = await caller.get(JobDocument, "/api/job")
     standings = {}
-    if any(_POINTS in version.tags for model in models for version in model.versions):
+    if any(PLAYER_TAG in version.tags for model in models for version in model.versions):
         league: LeagueDocument | None = await caller.get(LeagueDocument | None, "/api/league")
         standings = {row.member: row for row in (league.standings if league else ())}
     listing: RecordingsDocument = await caller.get(RecordingsDocument, "/api/recordings", limit=1)
@@ -136,7 +136,7 @@ class _Model:
                 "Games": lambda row: number(row.games),
                 "Env steps": lambda row: number(row.version.step),
                 "Registered": lambda row: time.strftime("%Y-%m-%d %H:%M", time.localtime(row.version.created_s)),
-                "Return in service": lambda row: result_text(served_result(row.version.tags)),
+                "Return in service": lambda row: result_text(served_result(row.version.tags), named=False),
             },
             lead="Result",
             link=lambda row: f"/trials/{row.version.trial}" if row.version.trial else "",
@@ -179,7 +179,7 @@ class _Model:
             lines.append("⚠ " + tr("It is worse than the version that it replaces."))
         if row.value is None:
             lines.append("⚠ " + tr("It has no result yet."))
-        if "player" in row.version.tags:
+        if PLAYER_TAG in row.version.tags:
             lines.append(await self._gate(version))
         if alias == "candidate" and self._job.running and not self._job.canaries:
             lines.append("⚠ " + tr("The running job has no `canary`, so no session gets the candidate."))
@@ -266,8 +266,8 @@ class _Canary:
 
 def _judged(version: VersionDocument, standings: Mapping[str, StandingDocument]) -> _Row:
     """A version with its points if a league has rated it, or else with its return."""
-    row = standings.get(f"{version.tags.get('player', '')}:{version.version}")
-    points = number_of(version.tags, _POINTS)
+    row = standings.get(f"{version.tags.get(PLAYER_TAG, '')}:{version.version}")
+    points = number_of(version.tags, POINTS_TAG)
     if row is not None:
         interval = tr(
             "{points} points ({low} to {high})",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nicegui import ui
@@ -30,7 +30,7 @@ from brayx.console.page.listing import Listing
 from brayx.console.page.models import arm_listing
 from brayx.console.page.picture import Picture, PictureCard, newest_picture
 from brayx.console.page.words import tr
-from brayx.console.verdict import State
+from brayx.console.verdict import AHEAD, CLOSE, State, VerdictDocument
 from brayx.jobs.progress import lost_of
 from brayx.metrics import significant
 from brayx.metrics.totals import BEHAVIOUR_RETURN, RETURN_ERROR
@@ -87,8 +87,8 @@ class _Loader:
         if not job.running:
             return await home.load(self.caller, job.tracking)
         overview: OverviewDocument = await self.caller.get(OverviewDocument, "/api/job/overview")
-        is_league = any(name.startswith("league_points.") for name in job.numbers)
-        league = await self.caller.get(LeagueDocument | None, "/api/league") if is_league else None
+        trains_league = job.league and job.mode == "train"
+        league = await self.caller.get(LeagueDocument | None, "/api/league") if trains_league else None
         self._picture = await newest_picture(self.caller, self._picture)
         return _Seen(job, overview, league, self._picture)
 
@@ -110,18 +110,18 @@ class _Overview:
     """The page of a running job: the verdict, then what it is based on, then health, and the doors last."""
 
     def __init__(self, seen: _Seen) -> None:
-        self._is_league, is_training = seen.league is not None, seen.job.mode == "train"
+        is_training = seen.job.mode == "train"
         self._verdict = _Verdict()
         with ui.grid().classes("w-full grid-cols-1 lg:grid-cols-5 gap-3"):
             with ui.column().classes("w-full min-w-0 gap-3 lg:col-span-3"):
                 results = None if is_training else _Tiles("grid-cols-2 sm:grid-cols-3")
                 self._chart = Lines(tr("env steps"), height="h-80")
-                self._members = _members() if self._is_league else None
-                self._in_use = heading(tr("Versions in use"))
-                self._arms = None if is_training else arm_listing(link="/models")
+                self._members = _members() if is_training and seen.job.league else None
             with ui.column().classes("w-full min-w-0 gap-3 lg:col-span-2"):
                 self._results = results or _Tiles("grid-cols-2")
                 self._picture = PictureCard()
+        self._in_use = heading(tr("Versions in use"))
+        self._arms = None if is_training else arm_listing(link="/models")
         heading(tr("Health"))
         self._health = _Tiles("grid-cols-2 sm:grid-cols-4 lg:grid-cols-6")
         self._losses = ui.label().classes("whitespace-pre-wrap break-words").mark("losses")
@@ -131,10 +131,12 @@ class _Overview:
     def show(self, seen: _Seen) -> None:
         """Shows the newest answers."""
         job, overview, league = seen.job, seen.overview, seen.league
+        if league is not None and len(league.standings) > 1:
+            overview = overview.model_copy(update={"verdict": led(overview.verdict, league.standings)})
         self._verdict.show(job, overview)
-        if self._members is not None and league is not None:
-            self._members.show(league.standings[:_MOST_MEMBERS])
-            self._chart.show(league.curves, bands=league.intervals)
+        if self._members is not None:
+            self._members.show(league.standings[:_MOST_MEMBERS] if league else [])
+            self._chart.show(league.curves if league else {}, bands=league.intervals if league else {})
         elif job.mode == "train":
             target = None if job.target_return is None else (tr("target"), job.target_return)
             curves = {tr("return of the last 100 games"): overview.curve}
@@ -184,7 +186,7 @@ class _Verdict:
         waits = job.waits_for if verdict.state == "starting" else ""
         self._about.set_text(", ".join(filter(None, (name, ran, waits, *_acting(job)))))
         values = {key: number(value, 3) if isinstance(value, float) else value for key, value in verdict.values.items()}
-        self._state.set_text(tr(words, **values))
+        self._state.set_text(tr("No clear leader yet") if verdict.reason == CLOSE else tr(words, **values))
         self._reason.set_text(tr(verdict.reason, **values))
         for label, text in ((self._cause, verdict.cause), (self._advice, verdict.advice and tr(verdict.advice))):
             label.set_text(text)
@@ -233,6 +235,8 @@ def _results(job: JobDocument, overview: OverviewDocument) -> dict[str, tuple[st
         shown = tr("{value} of {target}", value=shown, target=number(job.target_return))
     returns = {name: value for name, value in numbers.items() if name.startswith(BEHAVIOUR_RETURN)}
     tiles = {"Return": (shown, ", ".join(f"{n.partition('.')[2]} {number(v)}" for n, v in returns.items()) or games)}
+    if job.league:  # around 0, since its players play each other
+        tiles = {}
     tiles["Champion"] = _rated(overview.champion, None)
     if overview.newest is not None and overview.newest != overview.champion:
         tiles["Newest version"] = _rated(overview.newest, overview.champion)
@@ -251,6 +255,8 @@ def _rated(rated: RatedDocument | None, against: RatedDocument | None) -> tuple[
     """A version, and its return; compared with another one, if there is one."""
     if rated is None:
         return tr("none yet"), ""
+    if rated.points is not None:
+        return tr("version {version}", version=rated.version), tr("{points} points", points=f"{rated.points:.0f}")
     about, result, other = "", rated.result, None if against is None else against.result
     if result is not None:
         about = result_text(result)
@@ -276,6 +282,16 @@ def _league(league: LeagueDocument) -> dict[str, tuple[str, str]]:
         name = tr("level {name}", name=level.level)
         tiles[name] = f"{level.points:.0f}", tr("{low} to {high}", low=f"{level.low:.0f}", high=f"{level.high:.0f}")
     return tiles
+
+
+def led(verdict: VerdictDocument, standings: Sequence[StandingDocument]) -> VerdictDocument:
+    """The verdict on a league whose players have these points, the strongest first: who leads, and by how much."""
+    if verdict.state != "leading":
+        return verdict
+    first, second = standings[:2]
+    values = {"leader": first.member, "second": second.member, "lead": f"{first.points - second.points:.0f}"}
+    reason = AHEAD if first.low > second.high else CLOSE
+    return verdict.model_copy(update={"reason": reason, "values": values | _points(first)})
 
 
 def _points(row: StandingDocument) -> dict[str, str]:

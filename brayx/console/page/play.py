@@ -59,7 +59,7 @@ class _Play:
             self._failure = Alert()
             with ui.row().classes("w-full items-start gap-6"):
                 with ui.column().classes("grow min-w-0"):
-                    self._board = _BoardGrid(self._move)
+                    self._board = BoardGrid(self._move)
                 with ui.column().classes("w-72") as self._thought:
                     heading(tr("What the agent is thinking"))
                     self._bars = ActionBars("")
@@ -174,10 +174,14 @@ class _Play:
             await self._move(moves[int(digit) - 1])
 
 
-class _BoardGrid:
-    """A grid of cells, of which legal moves are buttons, and buttons below for moves without a cell."""
+class BoardGrid:
+    """A grid of cells, of which legal moves are buttons, and buttons below for moves without a cell.
 
-    def __init__(self, on_move: Any) -> None:
+    Args:
+        on_move: called with a move; None: nobody plays.
+    """
+
+    def __init__(self, on_move: Any = None) -> None:
         self._on_move = on_move
         self._grid = ui.element("div").classes("w-full").props('role="group" aria-label="board"')
         self._below = ui.row().classes("w-full gap-2")

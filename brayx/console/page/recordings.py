@@ -10,16 +10,18 @@ from typing import Any, TypeVar
 from nicegui import ui
 from nicegui.events import KeyEventArguments
 
+from brayx.console.games import BoardDocument
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
 from brayx.console.page.comparison import Compare
-from brayx.console.page.frame import MUTED, RESPONSE_S, Alert, Panel, empty, frame, heading, loading, number
+from brayx.console.page.frame import MUTED, RESPONSE_S, Alert, Panel, empty, frame, heading, loading, number, sentence
 from brayx.console.page.listing import Listing
+from brayx.console.page.play import BoardGrid
 from brayx.console.page.tick import TickView, pretty
 from brayx.console.page.words import tr
 from brayx.console.recordings import RecordedTicksDocument, RecordingDocument, RecordingsDocument
 from brayx.console.ticks import RecordedCurvesDocument, TickDocument
-from brayx.errors import BrayxError
+from brayx.errors import AgentError, BrayxError
 
 Control = TypeVar("Control", ui.input, ui.number)
 
@@ -60,19 +62,23 @@ class _Recordings:
         with ui.row().classes("w-full items-center gap-2"):
             self._session = _filter(ui.input(tr("Session or game"), placeholder="4f1c*, bot-7", value=session), "w-48")
             self._player = _filter(ui.input(tr("Player"), placeholder="main, main:7"), "w-32")
+            self._version = _filter(ui.number(tr("Version"), min=0, precision=0), "w-28")
             self._end = _filter(ui.input(tr("End"), placeholder="stop, idle"), "w-32")
-            self._least = _filter(ui.number(tr("Return at least")), "w-32")
-            self._most = _filter(ui.number(tr("Return at most")), "w-32")
+            self._least = _filter(ui.number(tr("Lowest return")), "w-40")
+            self._most = _filter(ui.number(tr("Highest return")), "w-40")
             self._errors = ui.switch(tr("only with errors"))
         self._pages = ui.pagination(1, 1, direction_links=True).props("max-pages=7")
         self.panel = Panel(self._load, self._build, every_s=5.0)
-        for control in (self._session, self._player, self._end, self._least, self._most, self._errors):
+        for control in (
+            self._session, self._player, self._version, self._end, self._least, self._most, self._errors
+        ):  # fmt: skip
             control.on_value_change(self._first_page)
         self._pages.on_value_change(self.panel.refresh)
 
     async def _load(self) -> RecordingsDocument:
         query = {
             "session": self._session.value, "player": self._player.value, "end": self._end.value,
+            "version": None if self._version.value is None else int(self._version.value),
             "errors": self._errors.value or None, "min_return": self._least.value, "max_return": self._most.value,
         }  # fmt: skip
         chosen = {name: value for name, value in query.items() if value not in ("", None)}
@@ -121,6 +127,7 @@ def recording_columns() -> dict[str, Callable[[RecordingDocument], Any]]:
         "Return": lambda recording: number(recording.result),
         "Events": lambda recording: recording.events + recording.lost,
         "Player": lambda recording: recording.player or "-",
+        "Version": lambda recording: recording.version or "-",
         "Recorded because": lambda recording: recording.why,
     }
 
@@ -146,7 +153,8 @@ class _Recorded:
     def __init__(self, caller: ApiCaller, recording: str, compare: str) -> None:
         self._caller, self._path, self._chosen = caller, f"/api/recordings/{recording}", compare
         self._windows: dict[int, list[TickDocument]] = {}
-        self._has_frames = self._loading_frame = False
+        self._has_frames = self._has_boards = self._loading_frame = False
+        self._draws_frames = False
         self._at, self._shown, self._last = 0, -1, 0
         self._failure = Alert()
         self._loading = loading()
@@ -169,7 +177,10 @@ class _Recorded:
             ui.label(
                 tr("← → move by a tick, with Shift by ten, Page keys by a hundred; Home, End; space plays.")
             ).classes(f"text-xs {MUTED}")
+            self._no_picture = ui.label().classes(MUTED)
             self._tick = TickView()
+            with self._tick.above:
+                self._board = BoardGrid()
             heading(tr("Curves"))
             self._choice = ui.select([], multiple=True, on_change=self._draw).props("dense outlined use-chips")
             self._choice.classes("w-full max-w-xl").props(f'aria-label="{tr("Curves")}"')
@@ -187,6 +198,7 @@ class _Recorded:
         try:
             recorded = await self._ticks(0, _WINDOW)
             self._windows[0] = recorded.ticks
+            self._draws_frames, self._has_boards = recorded.draws_frames, recorded.draws_boards
             self._head(recorded.recording)
             self._started.set_text(f"{pretty(recorded.start)}\n→ {pretty(recorded.start_reply)}")
             self._tick.labels, self._tick.action_labels = recorded.labels, recorded.action_labels
@@ -230,7 +242,9 @@ class _Recorded:
 
     def _head(self, recording: RecordingDocument) -> None:
         self._last = max(recording.ticks - 1, 0)
-        self._has_frames = recording.frames > 0
+        self._has_frames = recording.frames > 0 or self._draws_frames
+        hint = tr("No pictures: set `frames` in the job's recording, or add a `kind: render` or `kind: board`.")
+        self._no_picture.set_text("" if self._has_frames or self._has_boards else hint)
         self._formats.clear()  # a session that runs may get its first frame, and so another format
         with self._formats:
             for format in recording.formats:
@@ -289,17 +303,24 @@ class _Recorded:
         await self._show()
 
     async def _show_frame(self, index: int) -> None:
-        """Shows the tick's frame. If the viewer moves on while it loads, shows the frame of the newest tick next."""
-        if not self._has_frames or self._loading_frame:
+        """Shows the tick's picture. If the viewer moves on while it loads, shows that of the newest tick next."""
+        if not (self._has_frames or self._has_boards) or self._loading_frame:
             return
         self._loading_frame = True
         try:
             while True:
-                png = await self._caller.image(f"{self._path}/frames/{index}")
-                self._tick.show_image(png)
+                if self._has_boards:
+                    board = await self._caller.get(BoardDocument | None, f"{self._path}/boards/{index}")
+                    if board is not None:
+                        self._board.show(board.model_copy(update={"moves": []}))
+                if self._has_frames:
+                    self._tick.show_image(await self._caller.image(f"{self._path}/frames/{index}"))
                 if index == self._shown:
                     return
                 index = self._shown
+        except AgentError as error:
+            self._has_frames = self._has_boards = False  # that of another tick would fail likewise
+            self._no_picture.set_text(tr("The frame cannot be drawn: {why}", why=sentence(error.message)))
         except BrayxError as error:
             self._fail(error)
         finally:

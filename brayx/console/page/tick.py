@@ -20,6 +20,7 @@ class TickView:
     """A tick's frame or JSON, action probabilities, value and arrays. `show` shows another tick.
 
     Attributes:
+        above: the place above the image, for a board.
         beside: the place below the action probabilities, for those of other versions.
         labels: names of the values of arrays, by the array's name.
         action_labels: names of the actions.
@@ -33,6 +34,7 @@ class TickView:
         self._event = ui.badge(color="negative").props("multi-line").classes("break-all").mark("event")
         with ui.grid().classes("w-full grid-cols-1 sm:grid-cols-2 gap-4"):
             with ui.column().classes("w-full min-w-0"):
+                self.above = ui.column().classes("w-full")
                 self._image = ui.image().props("no-transition no-spinner").classes("w-full max-w-sm")
                 self._image.style("image-rendering: pixelated")
                 heading(tr("Input"))

@@ -27,6 +27,11 @@ def board(opponent):
         answer = yield kind, NAMES[seat], shown(body) if kind == "ask" else body
 
 
+def recorded(body):
+    """The board of a recorded tick, as its agent saw it: the agent's stones are red."""
+    return shown([-stone for stone in body["board"]], over=True) | {"text": "The agent plays red."}
+
+
 def shown(seen, over=False):
     """The board for the page. A move is a button in the cell where its stone lands."""
     moves = []

@@ -1,11 +1,17 @@
-"""The overview's learning curve."""
+"""The overview: its learning curve, who leads a league, and the versions that serve."""
 
 from __future__ import annotations
 
-from brayx.console.overview import _curve
+from brayx.console import verdict
+from brayx.console.documents import ResultDocument
+from brayx.console.league import StandingDocument
+from brayx.console.overview import _arms, _curve
+from brayx.console.page.overview import led
 from brayx.console.source import Source
 from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.tracking import Trial
+
+THIRTY = {"elo": 0.0, "games": 30, "champion": False, "env_steps": None}
 
 
 def test_the_curve_is_over_env_steps_whatever_the_trial_is_written_over(tracking_db: str) -> None:
@@ -15,3 +21,32 @@ def test_the_curve_is_over_env_steps_whatever_the_trial_is_written_over(tracking
     for update in (1, 2):
         trial.log_metrics({RETURN_CHART: 10.0 * update, CHARTS["env_steps"]: 500 * update}, update)
     assert _curve(source, trial.run_id, RETURN_CHART) == [(500, 10.0), (1000, 20.0)]
+
+
+def test_a_league_is_led_by_the_strongest_member_if_its_interval_is_apart() -> None:
+    leading = verdict.VerdictDocument(state="leading", reason=verdict.LEADS)
+    first = StandingDocument(member="main:7", points=1310.0, low=1290.0, high=1330.0, **THIRTY)
+    for points, reason in ((1200.0, verdict.AHEAD), (1280.0, verdict.CLOSE)):
+        second = StandingDocument(member="main", points=points, low=points - 20.0, high=points + 20.0, **THIRTY)
+        judged = led(leading, [first, second])
+        assert judged.reason == reason
+        values = judged.values
+        assert (values["leader"], values["second"], values["lead"]) == ("main:7", "main", f"{1310.0 - points:.0f}")
+    starting = verdict.VerdictDocument(state="starting", reason=verdict.BEGINS)
+    assert led(starting, [first, first]) is starting
+
+
+def test_the_arms_of_a_service_have_their_latency_beside_their_counts() -> None:
+    champion = "model/champion/3"
+    (arm,) = _arms(
+        {
+            f"arm_ticks.{champion}": 8.0,
+            f"arm_return.{champion}": 2.0,
+            f"arm_seconds.{champion}.p50": 0.001,
+            f"arm_seconds.{champion}.p99": 0.002,
+            f"arm_seconds.{champion}.run.p99": 0.5,
+            f"arm_return_squared.{champion}": 4.0,
+        }
+    )
+    assert (arm.label, arm.ticks, arm.p50_s, arm.p99_s) == (champion, 8.0, 0.001, 0.002)
+    assert arm.result == ResultDocument(mean=2.0)

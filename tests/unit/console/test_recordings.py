@@ -43,6 +43,7 @@ async def test_recordings_are_listed_by_pages_and_selected(tmp_path: Path, track
                 0,
                 1,
                 player=f"main:{number % 2}",
+                version=number // 10,
                 end="stop" if number else "idle",
                 result=float(number) if number else None,
                 events=int(number == 7),
@@ -68,6 +69,7 @@ async def test_recordings_are_listed_by_pages_and_selected(tmp_path: Path, track
         assert await listed(errors=True, session="bot-*") == (1, ["bot-7"])
         assert (await listed(player="main"))[0] == 50
         assert (await listed(player="main:1"))[0] == 25
+        assert await listed(version=2, limit=2) == (10, ["bot-29", "bot-28"])
         assert await listed(min_return=18, max_return=19, limit=2) == (4, ["other-19", "other-18"])
         assert (await listed(min_return=-100))[0] == 48, "two have no return"
         assert (await client.get("/api/recordings", params={"min_return": "many"})).json()["error"] == "bad_request"

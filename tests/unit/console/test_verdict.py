@@ -81,7 +81,11 @@ def test_a_training_without_experience_says_why() -> None:
 
 
 def test_a_league_has_a_leader_and_no_return() -> None:
-    leading = judged(PLAYED | {"league_points.main": 1310.4, "league_points.exploiter": 1250.0}, [(0.0, 0.0)] * 50)
+    flat = [(float(step), 0.0) for step in range(50)]
+    early = judged(PLAYED, flat, league=True)
+    assert (early.state, early.reason) == ("starting", verdict.BEGINS)
+    points = {"league_points.main": 1310.4, "league_points.exploiter": 1250.0}
+    leading = judged(PLAYED | points, flat, league=True)
     assert (leading.state, leading.reason) == ("leading", verdict.LEADS)
     assert leading.values == {"leader": "main", "points": 1310}
 
@@ -101,7 +105,8 @@ def test_each_reason_has_its_values() -> None:
     league = {"league_points.main": 1.0}
     refused = {"requests_refused.bad_body": 7.0}
     served = {"ticks_per_s": 1.0, "tick_seconds.p50": 0.1, "tick_seconds.p99": 0.2}
-    verdicts = [judged(PLAYED, RISING), judged(PLAYED | FAILED, []), judged(refused, []), judged(league | PLAYED, [])]
+    verdicts = [judged(PLAYED, RISING), judged(PLAYED | FAILED, []), judged(refused, []), judged(PLAYED, [])]
+    verdicts.append(judged(league | PLAYED, [], league=True))
     verdicts.append(verdict_of_service(served, [], 1))
     for made in verdicts:
         assert made.reason in verdict.REASONS

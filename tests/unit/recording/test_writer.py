@@ -122,6 +122,16 @@ def test_sessions_of_games_with_other_shapes_share_a_folder(tmp_path: Path) -> N
     }
 
 
+def test_a_recording_knows_the_policy_version_that_it_began_with(tmp_path: Path) -> None:
+    packer = ChunkPacker(lambda: Folder(str(tmp_path), 10**9), flush_s=60.0)
+    parts = [SessionPart("a", "a", 0.0, 0, 2), SessionPart("b", "b", 0.0, 0, 2)]
+    made = [Tick(n % 2, 0.0, 0.0, b"", b"", {"policy_version": version}) for n, version in enumerate((3, 4, 5, 6))]
+    packer.add(parts, columns_of(made))
+    packer.add([SessionPart("a", "a", 0.0, 2, 1, end="stop"), SessionPart("c", "c", 0.0, 0, 1)], ticks(2))
+    packer.close()
+    assert {episode.session: episode.version for episode in open_recordings(str(tmp_path))} == {"a": 3, "b": 5, "c": 0}
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 128 KiB."""
