@@ -25,7 +25,7 @@ _COLUMNS = [
 EXPERIMENT_TAGS = {
     KIND_TAG: "custom_model_development",
     "mlflow.experiment.primaryMetric.name": RETURN_CHART,
-    f"mlflow.sharedViewState.{_VIEW}": json.dumps({"selectedColumns": _COLUMNS}),
+    f"mlflow.sharedViewState.{_VIEW}": json.dumps({"selectedColumns": _COLUMNS, "columnOrder": _COLUMNS}),
 }
 """Tags of every project."""
 
