@@ -6,7 +6,8 @@ Each agent chases a point on a square. It observes where the point is, and with 
 PNG; steers by two numbers, and may dash unless it just did. An episode ends when the point is caught, or at Max Step,
 and the agent starts anew under another id in the same message. A runner has another behaviour: it flees the point, and
 an episode ends only at Max Step. With ``--teams`` two agents chase the same point, one of each team: who catches it
-earns 1, the other loses 1, and both start anew. Flags of Unity itself are ignored.
+earns 1, the other loses 1, and both start anew. With ``--pairs`` two runners are a group, whose reward is the mean of
+both. Flags of Unity itself are ignored.
 """
 
 from __future__ import annotations
@@ -153,6 +154,7 @@ class Chaser:
     def __init__(self, game: UnityGame, rng: random.Random, *, flees: bool = False, team: int | None = None) -> None:
         self._game, self._rng, self.flees = game, rng, flees
         self.rival: Chaser | None = None
+        self.group = 0
         self.behaviour = FLEEING if flees else BEHAVIOUR if team is None else f"{BEHAVIOUR}?team={team}"
         self.restart()
 
@@ -186,7 +188,9 @@ class Chaser:
         """What the agent says now."""
         return pb.Agent(
             id=self.id,
-            reward=self.reward,
+            reward=0.0 if self.group else self.reward,
+            group_id=self.group,
+            group_reward=self.reward if self.group else 0.0,
             done=self.has_ended,
             max_step_reached=self.has_ended and not (self.caught or self.lost),
             action_mask=[] if self.flees else [False, self.dashed],
@@ -227,6 +231,7 @@ class UnityGame:
         period: int = 1,
         runners: int = 0,
         teams: bool = False,
+        pairs: bool = False,
     ) -> None:
         self.limit, self._period, self._has_picture = limit, period, picture
         self._ids = 0
@@ -237,6 +242,11 @@ class UnityGame:
         for first, second in zip(self._chasers[::2], self._chasers[1::2], strict=False) if teams else ():
             first.rival, second.rival = second, first
             second.restart()
+        fleeing = [chaser for chaser in self._chasers if chaser.flees]
+        self._pairs = [*zip(fleeing[::2], fleeing[1::2], strict=True)] if pairs else []
+        for number, pair in enumerate(self._pairs, 1):
+            for chaser in pair:
+                chaser.group = number
         self.seed = 0
         self.commands: list[int] = []
         self.steps = 0
@@ -286,6 +296,8 @@ class UnityGame:
         for chaser in asking:
             if chaser.rival is not None and chaser.caught and not chaser.rival.caught:
                 chaser.rival.lost, chaser.rival.reward = True, -1.0
+        for first, second in self._pairs:
+            first.reward = second.reward = (first.reward + second.reward) / 2
 
 
 def expert_demo(episodes: int = 10) -> bytes:
@@ -311,6 +323,7 @@ def main() -> None:
     parser.add_argument("--agents", type=int, default=8)
     parser.add_argument("--runners", type=int, default=0)
     parser.add_argument("--teams", action="store_true")
+    parser.add_argument("--pairs", action="store_true")
     parser.add_argument("--limit", type=int, default=50)
     parser.add_argument("--period", type=int, default=1)
     parser.add_argument("--picture", action="store_true")
@@ -322,6 +335,7 @@ def main() -> None:
         period=options.period,
         runners=options.runners,
         teams=options.teams,
+        pairs=options.pairs,
     )
     with Caller(options.mlagents_port) as caller:
         game.play(caller)

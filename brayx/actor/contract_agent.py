@@ -20,6 +20,7 @@ import optree
 from brayx.actions import MASKED
 from brayx.actor.agent import Agent, State, forward, pinned, push, record, services_in_use
 from brayx.actor.decode import sample_action
+from brayx.actor.groups import Groups
 from brayx.actor.rows import RowMemory, forward_rows
 from brayx.actor.trajectories import BROKEN_OFF, GOES_ON, TERMINATED, TRUNCATED, Piece, Rows, Trajectories, ends_of
 from brayx.errors import BadBody, BadLimits
@@ -73,6 +74,8 @@ class ContractAgent(Agent):
         """The last state that was cut into fragments, with which the next episode begins."""
         self._memory = RowMemory()
         self._acting: set[int] = set()
+        size = _group_size(self.model, config) if self.explores else 0
+        self._groups = Groups(size) if size else None
         state.output["policy_version"] = pinned(self.model).version
 
     def reward(self, tick: Tick) -> float:
@@ -82,6 +85,8 @@ class ContractAgent(Agent):
 
     async def on_tick(self, state: State) -> None:
         tick: Tick = state.input
+        if self._groups is not None:
+            self._groups.check(tick)
         limits = self.limits.with_tick(tick)
         obs = limits.observed(tick) if self.explores else tick.obs
         result = await (forward(self.model, obs) if tick.agents is None else self._forward_rows(tick, obs))
@@ -98,10 +103,10 @@ class ContractAgent(Agent):
             state.output.update({**named_actions(self.contract, action), **limits.numbers})
         else:
             state.output.update(named_rows(self.contract, action, limits.numbers))
-            action, log_prob, version, memory, outputs = _spread(
-                (action, log_prob, version, memory, {"value": outputs["value"]}), tick
-            )
-        state.value = np.asarray(outputs["value"])
+            shown = {name: outputs[name] for name in ("value",) if name in outputs}
+            action, log_prob, version, memory, outputs = _spread((action, log_prob, version, memory, shown), tick)
+        if "value" in outputs:
+            state.value = np.asarray(outputs["value"])
         state.step = Step(obs, action, log_prob, version, memory)
 
     async def _forward_rows(self, tick: Tick, obs: Mapping[str, np.ndarray]) -> Forward | None:
@@ -127,11 +132,15 @@ class ContractAgent(Agent):
         follows = episode[0] is self._newest
         if not follows:
             self._trajectories.forget()
+            if self._groups is not None:
+                self._groups.forget()
         self._newest = episode[-1]
         states = episode[1:] if follows else episode
         rows = self._rows(states, earned=states if follows else states[1:])
         if rows is None:
             return
+        if self._groups is not None:
+            rows = self._groups.seen(rows, [state.input for state in states])
         if is_lost and episode[0].input.agents is not None and services is not None:
             # The lost part may belong to any running episode, so these get no return; later ones do.
             services.outcome.lost = ""
@@ -221,6 +230,14 @@ class ContractAgent(Agent):
 
     def restore(self, snapshot: bytes) -> None:
         self.rng.bit_generator.state, self._episodes, self._memory, self._acting = pickle.loads(snapshot)
+
+
+def _group_size(model: str, config: Mapping[str, Any]) -> int:
+    """Number of members of a group that the value of the trainer which learns a model sees; 0: it sees no group."""
+    for part in config.values():
+        if isinstance(part, Mapping) and part.get("kind") == "trainer" and part["model"] == model:
+            return int(part["algorithm"].get("group_size", 0))
+    return 0
 
 
 def _without_action(tick: Tick, before: Step) -> Step:

@@ -7,7 +7,7 @@ agent is one of rows, too, each of its ticks having one. Knows nothing of bodies
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -34,6 +34,7 @@ class Rows:
         obs, action, log_prob, policy_version, extras: as in `Fragment`, ``[R, ...]``.
         reward: since the agent's previous row, float64.
         parts: the same by the game's names.
+        seen: further leaves of the observation, which only learning sees.
     """
 
     agent: np.ndarray
@@ -45,6 +46,7 @@ class Rows:
     extras: Mapping[str, np.ndarray]
     reward: np.ndarray
     parts: Mapping[str, np.ndarray]
+    seen: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def take(self, index: np.ndarray) -> Rows:
         """Some of the rows, in this order."""
@@ -131,7 +133,7 @@ def _piece(rows: Rows, first: int, last: int, done: bool) -> Piece:
     if first == last:
         return Piece(int(rows.agent[last]), None, 0.0, {}, end)
     fragment = Fragment(
-        obs={name: leaf[first : last + 1] for name, leaf in rows.obs.items()},
+        obs={name: leaf[first : last + 1] for name, leaf in (*rows.obs.items(), *rows.seen.items())},
         action=rows.action[steps],
         log_prob=rows.log_prob[steps],
         reward=rows.reward[earned].astype(np.float32),

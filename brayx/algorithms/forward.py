@@ -96,21 +96,25 @@ def state_of(batch: Mapping[str, Any]) -> Any:
     Raises:
         ValueError: the batch has no stored state.
     """
-    if "state" in batch:
-        return batch["state"]
-    nest: dict[str, Any] = {}
-    for key, value in batch.items():
-        first, *path = key.split("/")
-        if first == "state" and path:
-            inner = nest
-            for name in path[:-1]:
-                inner = inner.setdefault(name, {})
-            inner[path[-1]] = value
-    if not nest:
+    state = nest_of(batch, "state")
+    if state is None:
         raise ValueError(
             f"the module has a memory, but the batch has no stored state ('state/...'); it has {sorted(batch)}"
         )
-    return nest
+    return state
+
+
+def nest_of(batch: Mapping[str, Any], key: str) -> Any:
+    """A nest of a batch, of dicts from keys ``KEY/...``, or the value of ``KEY``; None: it has neither."""
+    nest: dict[str, Any] = {}
+    for name, value in batch.items():
+        if name.startswith(f"{key}/"):
+            *path, last = name.removeprefix(f"{key}/").split("/")
+            inner = nest
+            for part in path:
+                inner = inner.setdefault(part, {})
+            inner[last] = value
+    return nest or batch.get(key)
 
 
 def _flat(value: Any) -> Any:

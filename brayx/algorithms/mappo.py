@@ -2,36 +2,44 @@
 
 Yu et al. 2022, "The surprising effectiveness of PPO in cooperative multi-agent games",
 https://arxiv.org/abs/2103.01955. Each agent's columns hold its own observations and, under ``obs/state``, the game's
-state before every step. The acting module takes only the agent's own observation. Its submodule ``critic`` maps states
-``[N, ...]`` to values ``[N]`` and runs only in learning (`brayx.nets.central`).
+state before every step; of a game by contract the observations of the agent's group (`brayx.actor.groups`). The acting
+module takes only the agent's own observation. Its submodule ``critic`` maps states ``[N, ...]`` to values ``[N]`` and
+runs only in learning (`brayx.nets.central`).
 
-Everything else is PPO's. Knows nothing of where batches come from.
+Everything else is PPO's. With groups the value is that of MA-POCA (Cohen et al. 2022, https://arxiv.org/abs/2111.05992)
+without its second, counterfactual one, which also sees the other members' actions. Knows nothing of where batches come
+from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from brayx.algorithms.base import ALONE, Across, Algorithm, critic_of
 from brayx.algorithms.config import Critic
+from brayx.algorithms.forward import nest_of
 from brayx.algorithms.magnet import bare
 from brayx.algorithms.ppo import PPO, PPOConfig
 from brayx.errors import ConfigError
 
 STATE = "obs/state"
-"""Key of the game's states in a batch, ``[B, T + 1, ...]``."""
+"""Key of the game's states in a batch, ``[B, T + 1, ...]``; or the first part of the keys of a nest of them."""
 CRITIC = Critic("states [N, ...] -> values [N]", takes=("state",), rank=1)
 """The submodule ``critic`` that MAPPO needs."""
 
 
 class MAPPOConfig(PPOConfig):
-    """Options of MAPPO, which are PPO's."""
+    """Options of MAPPO, which are PPO's and the size of groups."""
 
     name: Literal["mappo"] = "mappo"  # type: ignore[assignment]
+    group_size: Annotated[int, Field(ge=1, le=256)] = 8
+    """Number of agents of a group, in a game by contract, whose observations the value sees. A batch has room for so
+    many observations beside each one."""
     outputs: ClassVar[tuple[str, ...]] = ()
     recurrent: ClassVar[bool] = False
     critic: ClassVar[Critic] = CRITIC
@@ -70,13 +78,14 @@ class MAPPO(PPO):
         Raises:
             ConfigError: the batch has no ``obs/state``.
         """
-        if STATE not in batch:
+        state = nest_of(batch, STATE)
+        if state is None:
             raise ConfigError(
                 f"{STATE}: missing, the game's state that the value sees; the batch has {sorted(batch)}",
                 key="algorithm",
             )
         inputs = batch["obs"] if isinstance(batch["obs"], tuple) else (batch["obs"],)
-        return super().update({**batch, "obs": (*inputs, batch[STATE])}, progress)
+        return super().update({**batch, "obs": (*inputs, state)}, progress)
 
     def _bare(self) -> nn.Module:
         return _Central(bare(self.module))

@@ -14,9 +14,10 @@ from brayx.algorithms.build import check_space
 from brayx.errors import BadBody, ConfigError
 from brayx.gamecore.contract import Contract, ObservationSpec
 from brayx.jobs.models import learned_by, network_options, parts_of
+from brayx.nets.central import GroupedPolicy
 from brayx.nets.encoders import Embedding, Numbers, OneHot, Spatial, Text, convolutions_for, features_of
 from brayx.nets.normaliser import Normalised
-from brayx.nets.policy import Encoders, NetworkConfig, policy_for
+from brayx.nets.policy import Encoders, NetworkConfig, example_of, policy_for
 from brayx.nets.soft import soft_policy_for
 from brayx.nets.transformer import Entities
 
@@ -115,7 +116,7 @@ def network_of(
     """A network for a contract, and example arguments with a batch axis.
 
     The network takes a dict like `Contract.example`. Actions have one head for each discrete action and a Gaussian for
-    all continuous ones.
+    all continuous ones. An algorithm that values states gets the value of an agent's group (`GroupedPolicy`).
 
     Args:
         contract: the game's.
@@ -131,12 +132,6 @@ def network_of(
     takes = algorithm.critic.takes if algorithm is not None and algorithm.critic is not None else ()
     if algorithm is not None:
         check_space(algorithm, "hybrid" if sizes and size else discrete if sizes else "box")
-    if "state" in takes:
-        raise ConfigError(
-            f"algorithm {algorithm and algorithm.name!r} learns from a state of the whole game, and a contract has "
-            "none: expected another algorithm, such as ppo",
-            key="algorithm",
-        )
     shared: dict[str, Any] = {
         "network": network,
         "categories": {spec.name: spec.size for spec in contract.observations if spec.kind == "category"},
@@ -146,8 +141,11 @@ def network_of(
         if "action" in takes:
             assert size is not None
             return soft_policy_for(contract.example(), action_size=size, **shared)
-        num_actions = sizes[0] if len(sizes) == 1 else sizes or None
-        return policy_for(contract.example(), num_actions=num_actions, action_size=size, **shared)
+        actions: dict[str, Any] = {"num_actions": sizes[0] if len(sizes) == 1 else sizes or None, "action_size": size}
+        if "state" in takes:
+            example = contract.example()
+            return GroupedPolicy(example, **actions, **shared), (example_of(example),)
+        return policy_for(contract.example(), **actions, **shared)
     except ValueError as error:
         raise ConfigError(f"no network for the contract: {error}", key="contract") from error
 

@@ -189,6 +189,9 @@ class _Translation:
                 f"{dotted((*loc, 'reward_signals'))} has no extrinsic: brayx always learns the game's own rewards"
             )
         job, network = self._made.job, behaviour.network_settings
+        if network.memory is not None and behaviour.algorithm != "ppo":
+            place = (*loc, "network_settings", "memory")
+            raise self._error(place, f"{behaviour.trainer_type} cannot learn with a memory; ppo can")
         job["network.hidden"] = [network.hidden_units] * network.num_layers
         length = behaviour.time_horizon
         if isinstance(behaviour, SACBehaviourKeys):
@@ -196,8 +199,6 @@ class _Translation:
             job["buffer.unroll_length"] = 1
             job["buffer.size"] = max(1, steps.buffer_size // steps.batch_size)
             job["buffer.samples_per_insert"] = steps.batch_size / steps.steps_per_update
-            if network.memory is not None:
-                raise self._error((*loc, "network_settings", "memory"), "sac cannot learn with a memory; ppo can")
         else:
             buffer_size = behaviour.hyperparameters.buffer_size
             length = min(length, buffer_size, *([] if network.memory is None else [network.memory.sequence_length]))
@@ -212,8 +213,8 @@ class _Translation:
 
     def _cloning(self, cloning: CloningKeys, behaviour: PPOBehaviourKeys | SACBehaviourKeys, loc: Loc) -> None:
         """Makes the job imitate demonstrations beside its reinforcement: a source, its buffer, and `mixed`."""
-        if isinstance(behaviour, SACBehaviourKeys):
-            raise self._error(loc, "sac cannot learn from demonstrations; ppo can")
+        if behaviour.algorithm != "ppo":
+            raise self._error(loc, f"{behaviour.trainer_type} cannot learn from demonstrations; ppo can")
         if behaviour.network_settings.memory is not None:
             raise self._error(
                 loc, "demonstrations do not contain the policy's memory: leave network_settings.memory out"

@@ -51,7 +51,7 @@ class Section(BaseModel):
 
 
 class PPOKeys(Section):
-    """``hyperparameters`` of ppo and poca."""
+    """``hyperparameters`` of ppo."""
 
     batch_size: Annotated[Count, To("algorithm.minibatch_size")] = 1024
     buffer_size: Count = 10240
@@ -71,6 +71,12 @@ class PPOKeys(Section):
         if isinstance(values, dict) and "learning_rate_schedule" in values:
             return {"epsilon_schedule": values["learning_rate_schedule"], **values}
         return values
+
+
+class POCAKeys(PPOKeys):
+    """``hyperparameters`` of poca."""
+
+    shared_critic: Annotated[bool, Lost("a group's value has layers of its own", harmless=(False,))] = False
 
 
 class SACKeys(Section):
@@ -202,9 +208,9 @@ class PPOBehaviourKeys(BehaviourKeys):
 class POCABehaviourKeys(PPOBehaviourKeys):
     """A behaviour that learns by poca."""
 
-    trainer_type: Annotated[str, Lost("each agent learns by ppo from its own reward and its group's", refused=True)] = (
-        "poca"
-    )
+    hyperparameters: POCAKeys = POCAKeys()
+
+    algorithm: ClassVar[str] = "mappo"
 
 
 class SACBehaviourKeys(BehaviourKeys):

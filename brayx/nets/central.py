@@ -1,4 +1,5 @@
-"""A policy on one agent's observation, with a critic on the game's state that only training uses. Torch only.
+"""A policy on one agent's observation, with a critic on the game's state, or on the observations of the agent's group,
+that only training uses. Torch only.
 
 The critic is the submodule ``critic``, which `forward` never calls: engines and exports leave it out, checkpoints
 include it.
@@ -10,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
-from brayx.nets.encoders import Numbers, features_of
+from brayx.nets.encoders import Numbers, Observation, features_of
 from brayx.nets.heads import Value, plain_layers
 from brayx.nets.mlp import Towers, linears
 from brayx.nets.policy import (
+    Encoders,
     NetworkConfig,
     declare_limits,
     encoder_for,
@@ -28,6 +31,7 @@ from brayx.nets.policy import (
     start_layers,
     trunk_for,
 )
+from brayx.nets.transformer import Entities
 from brayx.spaces import MASK, Limits
 from brayx.types import NestedArray
 
@@ -54,11 +58,104 @@ class Central(nn.Module):
         return value
 
 
-class CentralisedPolicy(nn.Module):
+class GroupValue(nn.Module):
+    """The value of an agent and its group, by attention over the members' observations.
+
+    Args:
+        encoder: of one agent's observation. It stays the policy's, as do its parameters.
+        network: options.
+    """
+
+    def __init__(self, encoder: Observation, network: NetworkConfig) -> None:
+        super().__init__()
+        self._encoders = (encoder,)  # a tuple, since the weights would otherwise have a second name here
+        features = features_of(encoder)
+        self.members = Entities([1, features])
+        joined = features + self.members.features
+        self.trunk = trunk_for(joined, network)
+        self.value = Value(network.hidden[-1] if network.hidden else joined)
+
+    def forward(self, state: Mapping[str, Any]) -> Tensor:
+        """``{"obs": observations [N, G, ...], "present": [N, G]} -> [N]``; the first observation is the agent's own,
+        and members that are not ``present`` have no effect."""
+        features = self._encoders[0](state["obs"])
+        both = torch.cat([features[:, 0], self.members(features, state["present"])], -1)
+        value: Tensor = self.value(self.trunk(both))
+        return value
+
+
+class _ActingPolicy(nn.Module):
+    """The part of a policy that acts: encoder, hidden layers and head; arguments and errors as `CentralisedPolicy`."""
+
+    def __init__(
+        self,
+        own_obs: NestedArray,
+        num_actions: int | Sequence[int] | None,
+        action_size: int | None,
+        categories: Any,
+        network: NetworkConfig,
+        encoders: Encoders | None = None,
+    ) -> None:
+        super().__init__()
+        refuse_options(
+            network,
+            "a policy with a central value",
+            lstm="has no memory",
+            shared="shares no layers with its value, which has another input",
+            value_heads="has a single value",
+        )
+        self.activation = network.activation
+        self.encoder = observation_for(own_obs, categories, network, encoders=encoders)
+        features = features_of(self.encoder)
+        self.trunk = trunk_for(features, network)
+        self.head = head_for(num_actions, action_size, network)(network.hidden[-1] if network.hidden else features)
+
+    def _act(self, own_obs: Any) -> dict[str, Any]:
+        """One agent's observations ``[N, ...]`` -> the head's outputs."""
+        y = self.trunk(self.encoder(own_obs))
+        mask = own_obs.get(MASK) if isinstance(own_obs, Mapping) else None
+        outputs: dict[str, Any] = self.head(y) if mask is None else self.head(y, mask)
+        return outputs
+
+
+class GroupedPolicy(_ActingPolicy):
+    """A policy shared by the members of groups, with the critic for its training. It acts on one agent's observation.
+
+    Args:
+        obs: one agent's observation without batch axis, a dict of arrays.
+        num_actions, action_size, categories, network, encoders: as for `policy_for`.
+
+    Raises:
+        ValueError: as for `CentralisedPolicy`.
+    """
+
+    def __init__(
+        self,
+        obs: NestedArray,
+        *,
+        num_actions: int | Sequence[int] | None = None,
+        action_size: int | None = None,
+        categories: Mapping[str, Any] | None = None,
+        network: NetworkConfig | None = None,
+        encoders: Encoders | None = None,
+    ) -> None:
+        network = network or NetworkConfig()
+        super().__init__(obs, num_actions, action_size, categories, network, encoders)
+        self.critic = GroupValue(self.encoder, network)
+        refuse_unused(network, leaf_encoders(self.encoder), continuous=action_size is not None)
+        start_layers(self, network)
+        declare_limits(self, categories)
+
+    def forward(self, obs: Mapping[str, Any]) -> dict[str, Any]:
+        """Observations ``[N, ...]`` -> the head's outputs."""
+        return self._act(obs)
+
+
+class CentralisedPolicy(_ActingPolicy):
     """A policy shared by agents, with the critic for its training.
 
     Args:
-        own: one agent's observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays.
+        own_obs: one agent's observation without batch axis, for its shapes and dtypes: an array, or a dict of arrays.
             A leaf ``action_mask`` masks the logits.
         state: one state of the game.
         num_actions: number of discrete actions; a sequence for several heads; None: there are none.
@@ -81,20 +178,8 @@ class CentralisedPolicy(nn.Module):
         categories: Mapping[str, Any] | None = None,
         network: NetworkConfig | None = None,
     ) -> None:
-        super().__init__()
         network, categories = network or NetworkConfig(), categories or {}
-        refuse_options(
-            network,
-            "a policy with a central value",
-            lstm="has no memory",
-            shared="shares no layers with its value, which has another input",
-            value_heads="has a single value",
-        )
-        self.activation = network.activation
-        self.encoder = observation_for(own_obs, categories.get(OWN), network)
-        features = features_of(self.encoder)
-        self.trunk = trunk_for(features, network)
-        self.head = head_for(num_actions, action_size, network)(network.hidden[-1] if network.hidden else features)
+        super().__init__(own_obs, num_actions, action_size, categories.get(OWN), network)
         self.critic = Central(state, network, categories.get(STATE))
         seen = [*leaf_encoders(self.encoder), (STATE, self.critic.encoder)]
         refuse_unused(network, seen, continuous=action_size is not None)
@@ -116,11 +201,7 @@ class CentralisedPolicy(nn.Module):
 
     def forward(self, obs: Mapping[str, Any]) -> dict[str, Any]:
         """``{"obs": [N, ...]}`` -> the head's outputs."""
-        own_obs = obs[OWN]
-        y = self.trunk(self.encoder(own_obs))
-        mask = own_obs.get(MASK) if isinstance(own_obs, Mapping) else None
-        outputs: dict[str, Any] = self.head(y) if mask is None else self.head(y, mask)
-        return outputs
+        return self._act(obs[OWN])
 
 
 def central_policy_for(

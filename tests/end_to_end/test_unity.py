@@ -59,6 +59,7 @@ behaviors:
     max_steps: 2000
     summary_freq: 1000
   Runner:
+    trainer_type: poca
     hyperparameters: {batch_size: 128, buffer_size: 512}
     network_settings: {hidden_units: 16}
     max_steps: 2000
@@ -71,7 +72,7 @@ def test_a_project_of_mlagents_changes_one_word(tmp_path: Path) -> None:
     (tmp_path / "expert.demo").write_bytes(expert_demo())
     # Without --env the bridge listens where the Editor calls, which another test may do.
     words = ["chase.yaml", "--run-id=first", "--env", sys.executable, "--base-port=0", "--no-graphics"]
-    options = [*setting(*FREE_PORTS, "console_port=null"), "--env-args", *BUILD.split()[1:]]
+    options = [*setting(*FREE_PORTS, "console_port=null"), "--env-args", *BUILD.split()[1:], "--pairs"]
     with brayx(tmp_path, "mlagents-learn", *words, *options, environment=environment) as train, said_on_failure(train):
         assert train.ended() == 0
     assert "beta_schedule: the entropy's weight stays at beta" in train.err

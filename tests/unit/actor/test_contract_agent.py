@@ -80,10 +80,18 @@ class Buffer:
 class Game:
     """A session of an actor with the agent, and what it left."""
 
-    def __init__(self, contract: Mapping[str, Any], model: Fixed, mode: str = "train", **options: Any) -> None:
+    def __init__(
+        self,
+        contract: Mapping[str, Any],
+        model: Fixed,
+        mode: str = "train",
+        parts: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
         self.contract, self.model, self.buffer, self.recorder = dict(contract), model, Buffer(), Recorder()
         agent = AgentConfig(module="brayx.actor.contract_agent", class_name="ContractAgent")
         job = {"mode": mode, "seed": 0, "agent": {"options": {}}, "contract": Contract.parse(contract).as_dict()}
+        job.update(parts or {})
         config = ActorConfig(agents=["agent"], serialize="contract", **options)
         services = Services({"model": model}, {"buffer": self.buffer}, self.recorder)  # type: ignore[dict-item]
         self.make_actor = AgentActorFactory.of(config, {"agent": agent}, "", job, services)

@@ -176,8 +176,10 @@ def test_the_algorithm_gets_the_network_that_it_learns() -> None:
     network_of(hybrid, algorithm=PPOConfig())
     with pytest.raises(ConfigError, match="'sac' does not learn actions that are hybrid; these do: ppo"):
         network_of(hybrid, algorithm=SACConfig())
-    with pytest.raises(ConfigError, match="'mappo' learns from a state of the whole game"):
-        network_of(continuous, algorithm=MAPPOConfig())
+    module, (obs,) = network_of(hybrid, algorithm=MAPPOConfig())
+    assert set(module(obs)) == {"logits", "mean", "log_std"}
+    with pytest.raises(ConfigError, match=r"network\.lstm is 4: a policy with a central value has no memory"):
+        network_of(continuous, ContractNetworkConfig(lstm=4), MAPPOConfig())
 
 
 def test_a_job_says_contract_options_and_algorithm() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from brayx.algorithms.mappo import MAPPOConfig
 from brayx.algorithms.mixed import MixedConfig
 from brayx.bridges import unity
 from brayx.commands import mlagents_learn
@@ -62,7 +63,6 @@ behaviors:
 EVERYTHING = """
 behaviors:
   Runner:
-    trainer_type: poca
     hyperparameters: {beta_schedule: linear, epsilon_schedule: linear}
     network_settings:
       memory: {sequence_length: 32, memory_size: 256}
@@ -170,7 +170,6 @@ def test_every_other_key_is_taken_or_named(tmp_path: Path) -> None:
     named = [line.partition(": ")[0] for line in options.refused]
     assert sorted(named) == sorted(
         [
-            f"{behaviour}.trainer_type",
             f"{behaviour}.reward_signals.gail",
             f"{behaviour}.reward_signals.curiosity",
             f"{behaviour}.reward_signals.rnd",
@@ -323,6 +322,10 @@ def test_one_of_several_behaviours_imitates(tmp_path: Path) -> None:
             "behavioral_cloning: sac cannot learn from demonstrations",
         ),
         (
+            "behaviors: {A: {trainer_type: poca, network_settings: {memory: {}}}}",
+            "network_settings.memory: poca cannot learn with a memory; ppo can",
+        ),
+        (
             "behaviors: {A: {behavioral_cloning: {demo_path: a.demo}, network_settings: {memory: {}}}}",
             "behavioral_cloning: .* memory",
         ),
@@ -331,6 +334,16 @@ def test_one_of_several_behaviours_imitates(tmp_path: Path) -> None:
 def test_a_key_or_value_that_does_not_exist_is_refused_by_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(tmp_path, text)
+
+
+def test_poca_is_mappo_for_groups(tmp_path: Path) -> None:
+    text = "behaviors: {A: {trainer_type: poca, hyperparameters: {shared_critic: true, beta: 0.01, batch_size: 32}}}"
+    options = read(tmp_path, text)
+    algorithm = options.load().of_behaviour("A").trainers["trainer"].algorithm
+    assert isinstance(algorithm, MAPPOConfig)
+    assert (algorithm.entropy_coef, algorithm.minibatch_size, algorithm.clip_param) == (0.01, 32, 0.2)
+    assert [line.partition(": ")[0] for line in options.notes] == ["behaviors.A.hyperparameters.shared_critic"]
+    assert not options.refused
 
 
 def test_a_file_that_is_missing_is_named() -> None:

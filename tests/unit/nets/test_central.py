@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
 
 from brayx.engines import build_engine
-from brayx.nets.central import central_policy_for
+from brayx.nets.central import GroupedPolicy, central_policy_for
 from brayx.nets.encoders import OneHot
 from brayx.nets.policy import NetworkConfig
 from brayx.nets.transformer import Entities
@@ -109,3 +111,29 @@ def test_options_without_effect_on_policy_and_value_are_refused(network, option)
     obs = {"obs": np.zeros(3, np.float32), "state": np.zeros(5, np.float32)}
     with pytest.raises(ValueError, match=f"network.{option} .*(needs|expected)"):
         central_policy_for(obs, num_actions=2, network=NetworkConfig(**network))
+
+
+def test_the_value_of_a_group_depends_on_the_members_that_are_present():
+    obs = {"a": np.zeros(3, np.float32)}
+    module = GroupedPolicy(obs, num_actions=4, network=NETWORK)
+    assert module({"a": torch.zeros(2, 3)})["logits"].shape == (2, 4)
+    members, present = torch.randn(5, 4, 3), torch.tensor([[1, 1, 1, 0]] * 5, dtype=torch.uint8)
+
+    def value(members, present=present):
+        return module.critic({"obs": {"a": members}, "present": present})
+
+    assert value(members).shape == (5,)
+    torch.testing.assert_close(value(members[:, [0, 2, 1, 3]]), value(members))
+    torch.testing.assert_close(value(torch.cat([members[:, :3], 9 + members[:, 3:]], 1)), value(members))
+    torch.testing.assert_close(value(members[:, :3], present[:, :3]), value(members))
+    assert not torch.allclose(value(members[:, [1, 0, 2, 3]]), value(members)), "the first is the agent's own"
+    assert not torch.allclose(value(members, torch.ones_like(present)), value(members))
+
+
+def test_the_value_of_a_group_encodes_as_the_policy_without_weights_of_a_second_name():
+    module = GroupedPolicy({"a": np.zeros((4, 3), np.float32)}, num_actions=2, network=NetworkConfig(entities=["a"]))
+    assert [name for name in module.state_dict() if "critic" in name and "encoder" in name] == []
+    copied = copy.deepcopy(module)
+    assert copied.critic._encoders[0] is copied.encoder
+    module.critic({"obs": {"a": torch.randn(2, 5, 4, 3)}, "present": torch.ones(2, 5)}).sum().backward()
+    assert all(p.grad is not None for p in module.encoder.parameters())
