@@ -84,6 +84,9 @@ class ContractAgent(Agent):
         return float(tick.reward)
 
     async def on_tick(self, state: State) -> None:
+        services = services_in_use()
+        if services is not None and services.caught_up is not None:
+            await services.caught_up()
         tick: Tick = state.input
         if self._groups is not None:
             self._groups.check(tick)
@@ -149,9 +152,6 @@ class ContractAgent(Agent):
             if piece.fragment is not None:
                 push(self.buffer, piece.fragment)
             self._count(piece)
-        # The next episode is handed over after this one, so a game that is too fast for the learner waits with it.
-        if services is not None and services.caught_up is not None and not done:
-            await services.caught_up()
 
     def _rows(self, states: Sequence[State], earned: Sequence[State]) -> Rows | None:
         """The rows of states; None if there are none. Those of ``earned`` have what the actions before them earned."""

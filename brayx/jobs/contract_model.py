@@ -8,7 +8,9 @@ continuous ones, both in the contract's order (`brayx.actions`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from brayx.algorithms.build import check_space
 from brayx.errors import BadBody, ConfigError
@@ -38,6 +40,10 @@ class ContractNetworkConfig(NetworkConfig):
 
     normalise: bool = True
     """Normalise vectors and entities by the running mean and deviation of the observations learned from."""
+    shared: bool | None = None
+    """Policy and value share their hidden layers; null: only with a memory. They always share the encoders."""
+    image_features: Annotated[int, Field(ge=1)] = 256
+    """Features of each image. Version 0.2.0 had 512 with ``nature``, and 256 with the others."""
 
 
 def build_model(name: str, config: Mapping[str, Any]) -> tuple[nn.Module, tuple[Any, ...]]:
@@ -127,6 +133,8 @@ def network_of(
         ConfigError: there is no network for the contract, these options and the algorithm.
     """
     network = network or ContractNetworkConfig()
+    if network.shared is None and not network.lstm:  # `policy_for` would share with images, too
+        network = network.model_copy(update={"shared": False})
     sizes, size = contract.sizes, contract.dimensions or None
     discrete = "discrete" if len(sizes) == 1 else "multi_discrete"
     takes = algorithm.critic.takes if algorithm is not None and algorithm.critic is not None else ()
@@ -165,6 +173,6 @@ def _encoder(spec: ObservationSpec, network: ContractNetworkConfig) -> nn.Module
         height, width = shape[:2] if spec.layout == "HWC" else shape[1:]
         given = "convolutions" in network.model_fields_set
         convolutions = network.convolutions if given else convolutions_for(height, width)
-        return Spatial(shape, convolutions, last=spec.layout == "HWC")
+        return Spatial(shape, convolutions, network.image_features, last=spec.layout == "HWC")
     encoder = Entities(shape) if spec.kind == "entities" else Numbers(shape)
     return Normalised(encoder, shape, spec.name) if network.normalise else encoder

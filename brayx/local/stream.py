@@ -96,17 +96,22 @@ class Batches:
 
         A game that plays on meanwhile takes CPU from the learner, for data that would be old or dropped.
         """
+        if not self._is_ahead():
+            return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while not self._stopped:
+                while True:
                     taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     self._waiting.add(taken)  # before the look, so that no batch is taken between the two
                     try:
-                        if not any(buffer.is_ahead for buffer in self._buffers.values()):
+                        if not self._is_ahead():
                             break
                         await taken
                     finally:
                         self._waiting.discard(taken)
+
+    def _is_ahead(self) -> bool:
+        return not self._stopped and any(buffer.is_ahead for buffer in self._buffers.values())
 
     def _wake(self) -> None:
         """Lets those look again who wait in `caught_up`."""

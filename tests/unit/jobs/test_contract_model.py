@@ -19,7 +19,7 @@ from brayx.errors import BadBody, ConfigError
 from brayx.gamecore.contract import Contract
 from brayx.jobs.contract_model import ContractNetworkConfig, build_model, check_parameters, network_of
 from brayx.nets.distributions import log_prob_entropy, sample
-from brayx.nets.encoders import Embedding, Numbers, OneHot, Spatial, Text
+from brayx.nets.encoders import Embedding, Numbers, OneHot, Spatial, Text, features_of
 from brayx.nets.normaliser import Normalised, follow
 from brayx.nets.policy import leaf_encoders
 from brayx.nets.transformer import Entities
@@ -143,6 +143,11 @@ def test_each_kind_of_observation_has_its_encoder() -> None:
     kinds = {name: type(bare[name].network).__name__ for name in ("last", "first", "tiny")}
     assert kinds == {"last": "NatureCNN", "first": "SmallCNN", "tiny": "ImpalaCNN"}
     assert (bare["last"].last, bare["first"].last) == (True, False)
+    assert {bare[name].features for name in kinds} == {256}
+    image = contract_of({"last": OBSERVATIONS["last"]}, {"gear": GEAR})
+    assert features_of(network_of(image, ContractNetworkConfig(image_features=512))[0].encoder) == 512
+    assert not network_of(image)[0].shared
+    assert network_of(image, ContractNetworkConfig(lstm=8))[0].shared
     normalised = [name for name, encoder in encoders.items() if isinstance(encoder, Normalised)]
     assert normalised == ["vector", "flags", "units"]
     _, raw, _ = (None, *network_of(contract_of(OBSERVATIONS, {"gear": GEAR}), ContractNetworkConfig(normalise=False)))
