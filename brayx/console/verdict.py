@@ -40,6 +40,7 @@ BEGINS = "The first games are being played."
 REACHED = "The return has reached its target."
 LEVEL = "The return has not risen for {steps} env steps."
 ROSE = "The return rose by {rise} in the last {steps} env steps."
+STAYED = "The return has hardly changed in the last {steps} env steps."
 FELL = "The return fell by {fall} in the last {steps} env steps."
 LEADS = "{leader} has {points} points."
 AHEAD = "{leader} has {points} points ({low} to {high}), {lead} more than {second}."
@@ -47,7 +48,23 @@ CLOSE = "{leader} has {points} points ({low} to {high}), {lead} more than {secon
 SERVES = "Players: {sessions}. {ticks_per_s} answers a second, half of them within {p50} ms, 99 % within {p99} ms."
 IDLE = "No game is playing now."
 NO_JOB = "No job is running here."
-REASONS = (LOST, UNHEARD, NO_GAME, BEGINS, REACHED, LEVEL, ROSE, FELL, LEADS, AHEAD, CLOSE, SERVES, IDLE, NO_JOB)
+REASONS = (
+    LOST,
+    UNHEARD,
+    NO_GAME,
+    BEGINS,
+    REACHED,
+    LEVEL,
+    ROSE,
+    STAYED,
+    FELL,
+    LEADS,
+    AHEAD,
+    CLOSE,
+    SERVES,
+    IDLE,
+    NO_JOB,
+)
 
 
 class VerdictDocument(Document):
@@ -167,4 +184,5 @@ def _trend(numbers: dict[str, float], curve: Curve, up_s: float, target: float |
         return VerdictDocument(state="stalled", reason=LEVEL, values={"steps": last - peak}, advice=STALLED)
     since, before = next(point for point in reversed(curve) if point[0] <= last - (last - first) / 10)
     values = {"rise": newest - before, "fall": before - newest, "steps": last - since}
-    return VerdictDocument(state="learning", reason=ROSE if newest >= before else FELL, values=values)
+    reason = STAYED if abs(newest - before) <= least_rise else ROSE if newest > before else FELL
+    return VerdictDocument(state="learning", reason=reason, values=values)

@@ -54,6 +54,7 @@ CHINESE: dict[str, str] = {
     verdict.REACHED: "回报已达到目标。",
     verdict.LEVEL: "最近 {steps} 个环境步里回报没有上升。",
     verdict.ROSE: "最近 {steps} 个环境步里回报上升了 {rise}。",
+    verdict.STAYED: "最近 {steps} 个环境步里回报几乎没有变化。",
     verdict.FELL: "最近 {steps} 个环境步里回报下降了 {fall}。",
     verdict.LEADS: "{leader} 有 {points} 分。",
     verdict.AHEAD: "{leader} 有 {points} 分（{low} 至 {high}），比 {second} 多 {lead} 分。",

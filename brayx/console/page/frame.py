@@ -48,7 +48,7 @@ _STYLE = """
     .brayx-brand { display: none; }
     .brayx-nav { gap: 0; }
     .brayx-nav a { flex: 1 1 0; min-width: 0; padding: 4px 0; display: flex; flex-direction: column;
-      align-items: center; font-size: 9px; letter-spacing: -0.2px; }
+      align-items: center; font-size: 8.5px; letter-spacing: -0.3px; }
     .brayx-nav .q-icon { display: block; font-size: 20px; }
   }
   .brayx-ended .q-layout { opacity: 0.45; filter: grayscale(1); pointer-events: none; }
@@ -277,6 +277,11 @@ def result_text(result: ResultDocument | None, *, named: bool = True) -> str:
 def milliseconds(seconds: float | None) -> str:
     """A time in milliseconds; a dash for None."""
     return "-" if seconds is None else f"{significant(seconds * 1e3, 2)} ms"
+
+
+def clock(at_s: float, *, seconds: bool = False) -> str:
+    """A Unix time as date and time, to the minute or the second."""
+    return time.strftime(f"%Y-%m-%d %H:%M{':%S' if seconds else ''}", time.localtime(at_s))
 
 
 def since(seconds: float) -> str:

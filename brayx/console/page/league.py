@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from nicegui import ui
 
-from brayx.console.league import LeagueDocument, StandingDocument
+from brayx.console.league import LeagueDocument, LevelDocument, StandingDocument
 from brayx.console.page.caller import Connect
 from brayx.console.page.charts import HeatMap, Lines
 from brayx.console.page.frame import MUTED, RESPONSE_S, Panel, empty, frame, heading, number
@@ -26,6 +27,21 @@ def add(connect: Connect) -> None:
             await Panel(lambda: caller.get(LeagueDocument | None, "/api/league"), _league, every_s=5.0).first()
 
 
+def member_columns() -> dict[str, Callable[[StandingDocument], Any]]:
+    """What a table shows of a member, by heading."""
+    return {
+        "Member": lambda row: f"{row.member} ★" if row.champion else row.member,
+        "Points": lambda row: round(row.points),
+        "95 % interval": lambda row: tr("{low} to {high}", **points_of(row)),
+        "Games": lambda row: row.games,
+    }
+
+
+def points_of(row: StandingDocument | LevelDocument) -> dict[str, str]:
+    """Points and the ends of their interval, for a text with these words."""
+    return {"points": f"{row.points:.0f}", "low": f"{row.low:.0f}", "high": f"{row.high:.0f}"}
+
+
 def _league(first: LeagueDocument | None) -> Callable[[LeagueDocument | None], None]:
     none = empty(tr("There is no league in this store. `brayx new NAME --template league` makes a job with one."))
     body = ui.column().classes("w-full items-stretch gap-4")
@@ -35,14 +51,7 @@ def _league(first: LeagueDocument | None) -> Callable[[LeagueDocument | None], N
         heading(tr("Standings"))
         standings = Listing[StandingDocument](
             "member",
-            {
-                "Member": lambda row: f"{row.member} ★" if row.champion else row.member,
-                "Points": lambda row: round(row.points),
-                "95 % interval": lambda row: tr("{low} to {high}", low=f"{row.low:.0f}", high=f"{row.high:.0f}"),
-                "Elo": lambda row: round(row.elo),
-                "Games": lambda row: row.games,
-                "Env steps": lambda row: number(row.env_steps),
-            },
+            member_columns() | {"Elo": lambda row: round(row.elo), "Env steps": lambda row: number(row.env_steps)},
         )
         heading(tr("Payoff"))
         ui.label(tr("Share of games that the row won against the column; a draw is half a win.")).classes(MUTED)

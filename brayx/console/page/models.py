@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from brayx.console.page.frame import (
     MUTED,
     RESPONSE_S,
     Panel,
+    clock,
     confirmed,
     control,
     empty,
@@ -28,6 +28,7 @@ from brayx.console.page.frame import (
     result_text,
     sentence,
 )
+from brayx.console.page.league import points_of
 from brayx.console.page.listing import Listing
 from brayx.console.page.words import tr
 from brayx.console.play import OpponentListDocument
@@ -135,7 +136,7 @@ class _Model:
                 "Result": lambda row: row.shown,
                 "Games": lambda row: number(row.games),
                 "Env steps": lambda row: number(row.version.step),
-                "Registered": lambda row: time.strftime("%Y-%m-%d %H:%M", time.localtime(row.version.created_s)),
+                "Registered": lambda row: clock(row.version.created_s),
                 "Return in service": lambda row: result_text(served_result(row.version.tags), named=False),
             },
             lead="Result",
@@ -269,12 +270,7 @@ def _judged(version: VersionDocument, standings: Mapping[str, StandingDocument])
     row = standings.get(f"{version.tags.get(PLAYER_TAG, '')}:{version.version}")
     points = number_of(version.tags, POINTS_TAG)
     if row is not None:
-        interval = tr(
-            "{points} points ({low} to {high})",
-            points=f"{row.points:.0f}",
-            low=f"{row.low:.0f}",
-            high=f"{row.high:.0f}",
-        )
+        interval = tr("{points} points ({low} to {high})", **points_of(row))
         return _Row(version, version.version, row.points, interval, row.games)
     if points is not None:
         return _Row(version, version.version, points, tr("{points} points", points=f"{points:.0f}"), None)

@@ -26,6 +26,7 @@ from brayx.console.page.frame import (
     since,
     tile,
 )
+from brayx.console.page.league import member_columns, points_of
 from brayx.console.page.listing import Listing
 from brayx.console.page.models import arm_listing
 from brayx.console.page.picture import Picture, PictureCard, newest_picture
@@ -116,12 +117,12 @@ class _Overview:
             with ui.column().classes("w-full min-w-0 gap-3 lg:col-span-3"):
                 results = None if is_training else _Tiles("grid-cols-2 sm:grid-cols-3")
                 self._chart = Lines(tr("env steps"), height="h-80")
-                self._members = _members() if is_training and seen.job.league else None
+                self._members = Listing("member", member_columns(), lead="Points", link=lambda _: "/league")
             with ui.column().classes("w-full min-w-0 gap-3 lg:col-span-2"):
                 self._results = results or _Tiles("grid-cols-2")
                 self._picture = PictureCard()
         self._in_use = heading(tr("Versions in use"))
-        self._arms = None if is_training else arm_listing(link="/models")
+        self._arms = arm_listing(link="/models")
         heading(tr("Health"))
         self._health = _Tiles("grid-cols-2 sm:grid-cols-4 lg:grid-cols-6")
         self._losses = ui.label().classes("whitespace-pre-wrap break-words").mark("losses")
@@ -134,16 +135,15 @@ class _Overview:
         if league is not None and len(league.standings) > 1:
             overview = overview.model_copy(update={"verdict": led(overview.verdict, league.standings)})
         self._verdict.show(job, overview)
-        if self._members is not None:
-            self._members.show(league.standings[:_MOST_MEMBERS] if league else [])
-            self._chart.show(league.curves if league else {}, bands=league.intervals if league else {})
-        elif job.mode == "train":
+        if league is not None:
+            self._members.show(league.standings[:_MOST_MEMBERS])
+            self._chart.show(league.curves, bands=league.intervals)
+        elif job.mode == "train" and not job.league:
             target = None if job.target_return is None else (tr("target"), job.target_return)
             curves = {tr("return of the last 100 games"): overview.curve}
             self._chart.show(curves, pale={tr("return of the newest games"): overview.means}, target=target)
-        self._in_use.set_visibility(bool(job.arms))
-        if self._arms is not None:
-            self._arms.show(overview.arms)
+        self._in_use.set_visibility(bool(overview.arms))
+        self._arms.show(overview.arms)
         self._results.show(_league(league) if league is not None else _results(job, overview))
         self._picture.show(seen.picture)
         self._health.show(_health(job))
@@ -275,12 +275,12 @@ def _league(league: LeagueDocument) -> dict[str, tuple[str, str]]:
     tiles = {"Champion": (tr("none yet"), "")}
     if league.champion in points:
         row = points[league.champion]
-        tiles["Champion"] = league.champion, tr("{points} points ({low} to {high})", **_points(row))
+        tiles["Champion"] = league.champion, tr("{points} points ({low} to {high})", **points_of(row))
     games = sum(count for name, count in league.counters.items() if name == "counted")
     tiles["Games"] = number(games), ""
     for level in league.levels:
         name = tr("level {name}", name=level.level)
-        tiles[name] = f"{level.points:.0f}", tr("{low} to {high}", low=f"{level.low:.0f}", high=f"{level.high:.0f}")
+        tiles[name] = f"{level.points:.0f}", tr("{low} to {high}", **points_of(level))
     return tiles
 
 
@@ -291,11 +291,7 @@ def led(verdict: VerdictDocument, standings: Sequence[StandingDocument]) -> Verd
     first, second = standings[:2]
     values = {"leader": first.member, "second": second.member, "lead": f"{first.points - second.points:.0f}"}
     reason = AHEAD if first.low > second.high else CLOSE
-    return verdict.model_copy(update={"reason": reason, "values": values | _points(first)})
-
-
-def _points(row: StandingDocument) -> dict[str, str]:
-    return {"points": f"{row.points:.0f}", "low": f"{row.low:.0f}", "high": f"{row.high:.0f}"}
+    return verdict.model_copy(update={"reason": reason, "values": values | points_of(first)})
 
 
 def _health(job: JobDocument) -> dict[str, tuple[str, str]]:
@@ -314,17 +310,3 @@ def _health(job: JobDocument) -> dict[str, tuple[str, str]]:
     for name in () if job.mode == "train" else ("Env steps", "Lag of the weights", "Ticks/s", "Sessions"):
         del shown[name]
     return shown
-
-
-def _members() -> Listing[StandingDocument]:
-    return Listing(
-        "member",
-        {
-            "Member": lambda row: f"{row.member} ★" if row.champion else row.member,
-            "Points": lambda row: round(row.points),
-            "95 % interval": lambda row: tr("{low} to {high}", low=f"{row.low:.0f}", high=f"{row.high:.0f}"),
-            "Games": lambda row: row.games,
-        },
-        lead="Points",
-        link=lambda _: "/league",
-    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import NamedTuple
 
 from nicegui import ui
@@ -10,13 +11,14 @@ from brayx.console.page.caller import ApiCaller
 from brayx.console.page.frame import MUTED, number
 from brayx.console.page.words import tr
 from brayx.console.recordings import RecordingDocument, RecordingsDocument
+from brayx.errors import AgentError
 
 _LOOKED_AT = 20
 """The newest recordings, of which the first with frames is shown."""
 
 
 class Picture(NamedTuple):
-    """A recording, and the frame in its middle as a data URL; None: it has none."""
+    """A recording, and the frame in its middle as a data URL; None: it has none, and the job draws none."""
 
     recording: RecordingDocument
     image: str | None
@@ -37,8 +39,9 @@ async def newest_picture(caller: ApiCaller, before: Picture | None) -> Picture |
     newest = next((recording for recording in ended if recording.frames), next(iter(ended), None))
     if newest is None or (before is not None and before.recording == newest):
         return None if newest is None else before
-    middle = newest.ticks // 2
-    image = await caller.image(f"/api/recordings/{newest.id}/frames/{middle}") if newest.frames else None
+    image = None
+    with contextlib.suppress(AgentError):  # the job cannot draw it from what is recorded
+        image = await caller.image(f"/api/recordings/{newest.id}/frames/{newest.ticks // 2}")
     return Picture(newest, image)
 
 

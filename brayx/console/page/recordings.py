@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,7 +13,19 @@ from brayx.console.games import BoardDocument
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
 from brayx.console.page.comparison import Compare
-from brayx.console.page.frame import MUTED, RESPONSE_S, Alert, Panel, empty, frame, heading, loading, number, sentence
+from brayx.console.page.frame import (
+    MUTED,
+    RESPONSE_S,
+    Alert,
+    Panel,
+    clock,
+    empty,
+    frame,
+    heading,
+    loading,
+    number,
+    sentence,
+)
 from brayx.console.page.listing import Listing
 from brayx.console.page.play import BoardGrid
 from brayx.console.page.tick import TickView, pretty
@@ -121,7 +132,7 @@ def recording_columns() -> dict[str, Callable[[RecordingDocument], Any]]:
     """What a table shows of a recording, by heading."""
     return {
         "Session": lambda recording: recording.session,
-        "Began": lambda recording: _clock(recording.began_s),
+        "Began": lambda recording: clock(recording.began_s, seconds=True),
         "Ticks": lambda recording: recording.ticks,
         "End": lambda recording: recording.end or tr("running"),
         "Return": lambda recording: number(recording.result),
@@ -141,10 +152,6 @@ def listed(listing: RecordingsDocument) -> str:
         why = next(iter(listing.unreadable.values()))
         text += "; " + tr("{count} files cannot be read: {why}", count=len(listing.unreadable), why=why)
     return text
-
-
-def _clock(at_s: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
 
 
 class _Recorded:
@@ -252,7 +259,10 @@ class _Recorded:
         self._slider.props(f"max={max(self._last, 1)}")
         self._title.set_text(recording.session)
         end = recording.end or tr("still running")
-        facts = [_clock(recording.began_s), tr("{ticks} ticks, end: {end}", ticks=number(recording.ticks), end=end)]
+        facts = [
+            clock(recording.began_s, seconds=True),
+            tr("{ticks} ticks, end: {end}", ticks=number(recording.ticks), end=end),
+        ]
         if recording.result is not None:
             facts.append(tr("return {value}", value=number(recording.result)))
         if recording.lost:

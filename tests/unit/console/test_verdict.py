@@ -32,6 +32,8 @@ def test_a_return_below_that_of_a_while_ago_has_fallen() -> None:
     falling = judged(PLAYED, [*RISING[:-5], *((step, value - 60.0) for step, value in RISING[-5:])])
     assert (falling.state, falling.reason) == ("learning", verdict.FELL)
     assert falling.values["fall"] == pytest.approx(10.0)
+    same = judged(PLAYED, [*RISING, *((50_000.0 + step, 500.0) for step in range(1000, 11_000, 1000))])
+    assert (same.state, same.reason) == ("learning", verdict.STAYED)
 
 
 def test_a_return_that_stays_level_is_stalled_but_not_at_once() -> None:
