@@ -127,7 +127,7 @@ def page(status: Mapping[str, Any]) -> str:
     if console := html.escape(status.get("console", "")):
         doors["console"] = f'<a href="{console}">{console}</a>'
     listed = doors and f"<p>Doors, as reached from this machine:</p>{_table(doors)}"
-    body = f"<p>{_WHAT}</p>\n{_table(facts)}\n{_calls(urls, status.get('example', {}))}\n{listed}"
+    body = f"<p>{_WHAT}</p>\n{_table(facts)}\n{_calls(urls, status)}\n{listed}"
     return document(str(status.get("application", "")), body)
 
 
@@ -137,8 +137,9 @@ def _table(rows: Mapping[str, str]) -> str:
     return f"<table>{cells}</table>"
 
 
-def _calls(doors: Mapping[str, str], example: Mapping[str, str]) -> str:
-    """How to call a door, with the bodies of an example."""
+def _calls(doors: Mapping[str, str], status: Mapping[str, Any]) -> str:
+    """How to call a door, with the bodies of the status's example."""
+    example: Mapping[str, str] = status.get("example", {})
     url = doors.get("http", doors.get("native", "URL"))
     bodies = example or {"tick": '{"obs": [0, 0, 0, 0], "reward": 0}'}
     calls = "\n".join(
@@ -147,6 +148,8 @@ def _calls(doors: Mapping[str, str], example: Mapping[str, str]) -> str:
         for kind in ("start", "tick", "stop")
     )
     whose = "This job accepts this session:" if example else "The agent decides what a tick contains. A session may be:"
+    if "waits_for" in status:
+        whose = "The start of the first game decides what this job learns. A session may be:"
     shown = "".join(
         f"<p>The body of its {kind}:</p><pre>{html.escape(_indented(body), quote=False)}</pre>"
         for kind, body in example.items()
