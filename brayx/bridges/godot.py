@@ -30,7 +30,6 @@ from brayx.gamecore.contract import Contract
 
 _HOST = "127.0.0.1"
 """The add-on dials no other address."""
-_BUFFER_BYTES = 2**20
 _LOOK_S = 0.2
 _END_S = 3.0
 """Time for the games to end when the bridge does."""
@@ -75,8 +74,9 @@ class GodotBridge:
             listeners = [stack.enter_context(_listen(port)) for port in self._ports]
             ports = [listener.getsockname()[1] for listener in listeners]
             for number, listener in enumerate(listeners):
-                play = functools.partial(self._play, number if self._command else None)
-                server = await asyncio.start_server(play, sock=listener, limit=_BUFFER_BYTES)
+                begin = functools.partial(self._begin, number if self._command else None)
+                game = functools.partial(GodotGame, self._game_timeout_s, begin)
+                server = await asyncio.get_running_loop().create_server(game, sock=listener)
                 stack.callback(server.close)
             commands = [self._command(number, port) for number, port in enumerate(ports)] if self._command else []
             if not commands:
@@ -99,24 +99,24 @@ class GodotBridge:
             for task in late:
                 task.cancel()
 
-    async def _play(self, number: int | None, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Plays a game to its end."""
-        host, port, *_ = writer.get_extra_info("peername") or ("", 0)
-        name = f"the game at {host}:{port}" if number is None else f"build {number}"
-        say = self._run.say
-        game = GodotGame(reader, writer, self._game_timeout_s, lambda line: say(f"{name} {line}"))
-        agents = EngineAgents(self._run)
-        task = asyncio.current_task()
-        assert task is not None
+    def _begin(self, number: int | None, game: GodotGame) -> None:
+        """Plays a game that has connected."""
+        name = f"the game at {game.peer}" if number is None else f"build {number}"
+        game.say = lambda line: self._run.say(f"{name} {line}")
+        task = asyncio.create_task(self._play(game, name))
         self._games[task] = game
+        task.add_done_callback(self._games.pop)
+
+    async def _play(self, game: GodotGame, name: str) -> None:
+        """Plays a game to its end."""
+        agents = EngineAgents(self._run)
         try:
             await self._play_episodes(game, name, agents)
             await agents.break_off()
         except BrayxError as error:
-            say(f"{name} was closed: {error.message}")
+            game.say(f"was closed: {error.message}")
             await agents.break_off()
         finally:
-            del self._games[task]
             game.close()
 
     async def _play_episodes(self, game: GodotGame, name: str, agents: EngineAgents) -> None:

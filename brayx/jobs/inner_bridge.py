@@ -108,7 +108,7 @@ class InnerBridge:
         except BrayxError as error:
             self._output.write(f"brayx: {error}\n".encode())
             code = 2 if isinstance(error, ConfigError) else 1
-        except Exception:
+        except (Exception, SystemExit):  # argparse's, of --help
             self._output.write(traceback.format_exc().encode())
             code = 1
         self.returncode = code

@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 SEND_EVERY_S = 1.0
 """Seconds between two points of a metric."""
+_NICE = 10
 _LEAVE_S = 2.0
 """Time for the process to end by itself."""
 _WAITING = 8
@@ -65,7 +66,8 @@ class ClerkProcess:
         self._lock = threading.Lock()
         self._waiting: queue.Queue[tuple[Callable[[], Any], Future[Any]] | None] = queue.Queue()
         self._senders: list[Callable[[], None]] = []
-        self.child = Child("brayx.tracking.clerk_process", finishes=True, restart_s=_RESTART_S)
+        # While it starts, games and the learner take their first steps.
+        self.child = Child("brayx.tracking.clerk_process", nice=_NICE, finishes=True, restart_s=_RESTART_S)
         self.child.start()
         self._thread = threading.Thread(target=self._work, name="brayx-clerk", daemon=True)
         self._thread.start()

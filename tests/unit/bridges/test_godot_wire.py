@@ -44,9 +44,9 @@ async def game_that_sends(*answers: bytes, timeout_s: float = 30.0) -> AsyncIter
     with theirs:
         for answer in answers:
             theirs.sendall(answer)
-        reader, writer = await asyncio.open_connection(sock=ours)
-        yield GodotGame(reader, writer, timeout_s), theirs
-        writer.close()
+        _, game = await asyncio.get_running_loop().create_connection(lambda: GodotGame(timeout_s), sock=ours)
+        yield game, theirs
+        game.close()
 
 
 @asynccontextmanager
@@ -63,11 +63,11 @@ async def stand_in(**options: Any) -> AsyncIterator[tuple[GodotGame, Callable[[]
         thread.join(30)
         return ends[0]
 
-    reader, writer = await asyncio.open_connection(sock=sock)
+    _, game = await asyncio.get_running_loop().create_connection(lambda: GodotGame(30.0), sock=sock)
     try:
-        yield GodotGame(reader, writer, 30.0), ended
+        yield game, ended
     finally:
-        writer.close()
+        game.close()
         await asyncio.to_thread(thread.join, 30)
 
 
