@@ -28,6 +28,7 @@ NETWORK = "10.77.0"
 RAY_PORT = 6379
 REDIS_PORT = 6380
 _STORE_BYTES = 128 * 2**20
+_TRIES = 6
 _READY = "Ray runtime started"
 _SETUP = """
 set -e
@@ -159,29 +160,31 @@ def machines(folder: Path, *names: str) -> Iterator[list[Machine]]:
 
 
 @contextlib.contextmanager
-def ray_on(machine: Machine, head: Machine | None = None, redis: str = "") -> Iterator[Command]:
+def ray_on(machine: Machine, head: Machine | None = None, redis: str = "", cpus: int = 4) -> Iterator[Command]:
     """A node of Ray.
 
     Args:
         machine: where it runs.
         head: machine of the head, if that is another.
         redis: ``host:port`` of the Redis where a head keeps what it knows; empty: it keeps that in its memory.
+        cpus: CPUs that Ray may reserve there.
     """
     environment = {"RAY_gcs_rpc_server_reconnect_timeout_s": "300", "RAY_REDIS_ADDRESS": redis or None}
-    words = ["ray", "start", "--block", f"--node-ip-address={machine.address}", "--num-cpus=4"]
+    environment |= {"RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60"}  # by default Serve kills one that takes 5 s
+    words = ["ray", "start", "--block", f"--node-ip-address={machine.address}", f"--num-cpus={cpus}"]
     words += [f"--object-store-memory={_STORE_BYTES}", "--disable-usage-stats"]
     if head is None:
         words += ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
     else:
         words += [f"--address={ray_address(head)}"]
     with contextlib.ExitStack() as stack:
-        command = stack.enter_context(machine.start(*words, environment=environment))
-        command.until(lambda: _READY in command.out or RAY_IS_LATE in command.err + command.out, "the node started")
-        if _READY not in command.out:
+        for _ in range(_TRIES):
+            command = stack.enter_context(machine.start(*words, environment=environment))
+            if _is_up(command):
+                break
             ray_trouble.append(f"{' '.join(words)}: the node {RAY_IS_LATE}")
             machine.kill()
-            command = stack.enter_context(machine.start(*words, environment=environment))
-            command.until(command.says(_READY), "the node started")
+        command.until(command.says(_READY), "the node started")
         yield command
 
 
@@ -202,6 +205,17 @@ def redis_on(machine: Machine) -> Iterator[str]:
 def ray_address(head: Machine) -> str:
     """Address of the Ray whose head is on this machine."""
     return f"{head.address}:{RAY_PORT}"
+
+
+def _is_up(command: Command) -> bool:
+    """Waits until a node has started, or has failed to: on a busy machine Ray's parts give each other up."""
+
+    def is_decided() -> bool:
+        is_late = RAY_IS_LATE in command.err + command.out
+        return _READY in command.out or is_late or command.process.poll() is not None
+
+    command.until(is_decided, "the node started")
+    return _READY in command.out
 
 
 def _join(tap: str, number: int, address: str, prefix: Sequence[str]) -> None:
