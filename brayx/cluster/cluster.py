@@ -160,7 +160,10 @@ class Cluster:
                 "RAY_SERVE_ENABLE_HA_PROXY": "1",
                 "RAY_SERVE_HAPROXY_NBTHREAD": "1",
                 # Route a session's requests to the replica that owns it; few sessions move when replicas change.
-                "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "hdr(session)\n    hash-type consistent djb2 avalanche",
+                # HAProxy waits for its timeout, at most 1 s, before it retries after a replica has ended.
+                "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": (
+                    "hdr(session)\n    hash-type consistent djb2 avalanche\n    timeout connect 250ms"
+                ),
                 "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "2",
                 # The default of 30 s is for external balancers; a replica that ends would hold its resources so long.
                 "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
