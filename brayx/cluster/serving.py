@@ -27,6 +27,7 @@ from brayx.cluster.serve_run import serve_run
 from brayx.console.job import MODULE, ConsoleJob, words_of
 from brayx.console.port import ConsolePort
 from brayx.errors import ConfigError, StartupError
+from brayx.jobs.checks import check_one_contract
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.recorded import with_contract
@@ -157,6 +158,7 @@ def serving_application(
         TrackingError: the registry cannot be read, or has no version that ``models`` names.
     """
     actor = only("actor", job.actors, actor)
+    check_one_contract(job)
     check_code(job, [actor], mode="serve")
     weights = sources_of(job, uri, models or {})
     job = with_contract(job, weights)

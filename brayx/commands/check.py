@@ -17,7 +17,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     add_job(parser)
     add_set(parser)
-    parser.add_argument("--contract", metavar="FILE", help="print what is built for the contract in this file instead")
+    parser.add_argument("--contract", metavar="FILE", help="print what is built for the contracts in this file instead")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -26,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     from brayx.jobs.code import check_code
     from brayx.jobs.config import JobConfig
     from brayx.jobs.contract_model import network_to_build
-    from brayx.jobs.contracts import built
+    from brayx.jobs.contracts import built, by_contract
     from brayx.jobs.options import documented
     from brayx.jobs.sources import Opened
 
@@ -40,7 +40,8 @@ def run(arguments: argparse.Namespace) -> int:
     if job.needs_contract:
         network_to_build(job.as_dict())
     elif len(job.trainers) == 1:
-        check_learning(job, opened)
+        for own in by_contract(job) or [job]:
+            check_learning(own, opened)
     print_result(documented(job) if arguments.contract is None else built(job), end="")
     if job.rollouts:
         from brayx.jobs.environments import lag_notes

@@ -17,6 +17,7 @@ from brayx.gamecore.auth import Keys
 from brayx.guard import program
 from brayx.jobs.code import check_code, scripts_of
 from brayx.jobs.config import JobConfig, job_of, only
+from brayx.jobs.contracts import parse_contract
 from brayx.jobs.sources import Opened, check_sources, only_imitated
 from brayx.jobs.stored_models import check_initial_weights
 from brayx.tracking.tensorboard import check_installed
@@ -58,12 +59,28 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
     return name, layout
 
 
+def check_one_contract(job: JobConfig) -> None:
+    """Refuses a job with several contracts.
+
+    Raises:
+        ConfigError: names the behaviours.
+    """
+    if len(job.contracts) > 1:
+        names = ", ".join(parse_contract(contract).behaviour for contract in job.contracts)
+        raise ConfigError(
+            f"{job.file}: contract has the behaviours {names}, and only a training or a service by contract in one "
+            "process has several: name the contract of one of them",
+            key="contract",
+        )
+
+
 def check_contract(job: JobConfig) -> None:
-    """Refuses a job without the contract that it needs.
+    """Refuses a job without the contract that it needs, or with several.
 
     Raises:
         ConfigError: says how to give it one.
     """
+    check_one_contract(job)
     if job.needs_contract:
         raise ConfigError(
             f"{job.file}: contract is null, and only `brayx train` in one process learns it from the first game that "

@@ -23,7 +23,7 @@ from brayx.algorithms.config import Sampling
 from brayx.components import check_module
 from brayx.errors import ConfigError
 from brayx.jobs.bray import translate, unit_notes
-from brayx.jobs.contracts import parse_contract, read_contract
+from brayx.jobs.contracts import contracts_of
 from brayx.jobs.document import JobFile, Loc, dotted, nearest, nearest_file, short, walk
 from brayx.jobs.former import forget_former, remove_former
 from brayx.jobs.kinds import BoardConfig, FreeConfig, RenderConfig, SourceConfig
@@ -38,7 +38,6 @@ from brayx.tracking.config import TrackingConfig
 from brayx.trainer.config import TrainerConfig
 
 logger = logging.getLogger(__name__)
-
 
 KINDS: dict[str, type[BaseModel]] = {
     "model": ModelConfig,
@@ -55,7 +54,6 @@ KINDS: dict[str, type[BaseModel]] = {
     "board": BoardConfig,
     "config": FreeConfig,
 }
-
 
 _POOL_NAME = re.compile(r"\w[\w .+=,-]{0,199}")
 
@@ -74,8 +72,8 @@ class JobConfig(BaseModel):
     seed: int = 0
     """Seed of the first weights, the learner, and the agents by session id; games have theirs in their command."""
     contract: dict[str, Any] | None = None
-    """What games observe and do: a contract, or the path of its JSON or YAML file, from this file's folder or from
-    where the command runs; null: the first game that connects says it, or the champion that is served."""
+    """What games observe and do: a contract, a list of one for each behaviour, or the path of a file with either, here
+    or where the command runs; null: the first game that connects says it, or the champion that is served."""
     behaviours: dict[str, dict[str, Any]] = {}
     """Options of single behaviours of the games, by name: their components, with the options that differ."""
     other_behaviours: Literal["learn", "refuse"] = "learn"
@@ -112,6 +110,8 @@ class JobConfig(BaseModel):
 
     _own: dict[str, JobConfig] = PrivateAttr(default_factory=dict)
     """The job of each behaviour that has options of its own."""
+    _further: list[dict[str, Any]] = PrivateAttr(default_factory=list)
+    """The contracts that follow the first one in the file."""
 
     @field_validator("project")
     @classmethod
@@ -189,6 +189,11 @@ class JobConfig(BaseModel):
         return self.contract is None and self.has_contract
 
     @property
+    def contracts(self) -> list[dict[str, Any]]:
+        """Its contracts, one for each behaviour; empty: it has none yet."""
+        return [] if self.contract is None else [self.contract, *self._further]
+
+    @property
     def needs_games(self) -> bool:
         """Whether all data come from games at its doors: it has neither rollouts nor sources."""
         return not (self.rollouts or self.sources)
@@ -217,7 +222,9 @@ class JobConfig(BaseModel):
     def of_behaviour(self, name: str) -> JobConfig:
         """The same job with the components of one behaviour, which have its own options."""
         components = {group: getattr(self._own.get(name, self), group) for group in _GROUPS.values()}
-        return self.model_copy(update={**components, "behaviours": {}})
+        own = self.model_copy(update={**components, "behaviours": {}})
+        own._further = []
+        return own
 
     def with_initial_weights(self, reference: str | None) -> JobConfig:
         """The same job, whose learner starts from the weights of ``reference``; None: from new ones."""
@@ -308,7 +315,7 @@ class _Validation:
 
     def job(self) -> JobConfig:
         groups: dict[str, dict[str, BaseModel]] = {group: {} for group in _GROUPS.values()}
-        top: dict[str, Any] = {}
+        top, further = dict[str, Any](), list[dict[str, Any]]()
         values = {name: copy.deepcopy(value) for name, value in self.document.values.items()}
         known = options_by_kind()
         former = list(remove_former(values, known))  # before the notes: Bray has options of the same names
@@ -318,7 +325,10 @@ class _Validation:
         sampling = self._sampling(values)
         for name, value in values.items():
             if name == "contract" and value is not None:
-                top[name] = self._contract(value)
+                try:
+                    top[name], *further = contracts_of(value, self.folder)
+                except ConfigError as error:
+                    self._add((name,), error.message)
             elif name in TOP_OPTIONS:
                 top[name] = value
             else:
@@ -333,6 +343,7 @@ class _Validation:
             logger.warning("%s", note)
         assert isinstance(job, JobConfig)
         job = job.model_copy(update=groups)
+        job._further = further
         for name, own in job.behaviours.items():
             try:
                 job._own[name] = self._of_behaviour(name, own)
@@ -352,17 +363,6 @@ class _Validation:
         values = {key: merged[key] for key in merged if merged[key] is not None or key not in own}
         document = JobFile(values, {**self.document.lines, **lines}, self.document.file)
         return _Validation(document, self.path).job()
-
-    def _contract(self, value: Any) -> dict[str, Any] | None:
-        """The contract itself, or that of the file which ``value`` names."""
-        try:
-            if not isinstance(value, str):
-                return parse_contract(value).as_dict()
-            beside = Path(self.folder, value)
-            return read_contract(beside if beside.exists() else Path(value)).as_dict()
-        except ConfigError as error:
-            self._add(("contract",), error.message)
-        return None
 
     def _sampling(self, values: Mapping[str, Any]) -> dict[str, Sampling]:
         """The algorithm's `Sampling` for each buffer that the trainer learns from, by name; empty unless there is

@@ -30,8 +30,32 @@ def plain_name(behaviour: str) -> str:
     return re.sub(r"^\W|[^\w .+=,-]", "_", behaviour)
 
 
-def read_contract(path: str | Path) -> Contract:
-    """The contract in a JSON or YAML file, or that of ML-Agents' demonstrations, ``.demo``.
+def contracts_of(value: Any, folder: str) -> list[dict[str, Any]]:
+    """The contracts of a job, one or more, by the value of its ``contract``.
+
+    Args:
+        value: a contract or a list of them; or the path of a file, from the folder or from where the command runs.
+        folder: the job's folder.
+
+    Raises:
+        ConfigError: as `read_contracts` and `parse_contracts`.
+    """
+    if not isinstance(value, str):
+        return [contract.as_dict() for contract in parse_contracts(value)]
+    beside = Path(folder, value)
+    return [contract.as_dict() for contract in read_contracts(beside if beside.exists() else Path(value))]
+
+
+def by_contract(job: JobConfig) -> list[JobConfig]:
+    """The job of the behaviour of each of a job's contracts, with that contract."""
+    return [
+        job.of_behaviour(parse_contract(contract).behaviour).model_copy(update={"contract": contract})
+        for contract in job.contracts
+    ]
+
+
+def read_contracts(path: str | Path) -> list[Contract]:
+    """The contract, or list of contracts, in a JSON or YAML file; or that of ML-Agents' demonstrations, ``.demo``.
 
     Raises:
         ConfigError: the file cannot be read, or has no contract.
@@ -39,15 +63,30 @@ def read_contract(path: str | Path) -> Contract:
     if Path(path).suffix == ".demo":
         from brayx.bridges.unity_demo import UnityDemo  # imports protobuf and Pillow, which are slow
 
-        return UnityDemo(Path(path).expanduser()).behaviour.contract
+        return [UnityDemo(Path(path).expanduser()).behaviour.contract]
     try:
         text = read_text(Path(path).expanduser())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}", file=str(path)) from None
     try:
-        return parse_contract(value_of(text))
+        return parse_contracts(value_of(text))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", file=str(path)) from None
+
+
+def parse_contracts(document: Any) -> list[Contract]:
+    """The contract, or the list of contracts, one for each behaviour, in JSON values.
+
+    Raises:
+        ConfigError: one of them is no contract, there is none, or two are of the same behaviour.
+    """
+    contracts = [parse_contract(part) for part in (document if isinstance(document, list) else [document])]
+    names = [contract.behaviour for contract in contracts]
+    if not names:
+        raise ConfigError("the list has no contract")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"two contracts are of behaviour {twice!r}, expected one of each")
+    return contracts
 
 
 def parse_contract(document: Any) -> Contract:
@@ -70,7 +109,8 @@ def contract_lines(contract: Contract) -> list[str]:
 
 
 def built(job: JobConfig) -> str:
-    """What a job builds for its contract: observations, actions, and the layers of each model with their parameters.
+    """What a job builds for each of its contracts: observations, actions, and the layers of each model with their
+    parameters.
 
     Raises:
         ConfigError, ModelError: a model cannot be built.
@@ -78,10 +118,14 @@ def built(job: JobConfig) -> str:
     from brayx.engines.layers import layer_table
     from brayx.model.build import build_model
 
-    assert job.contract is not None
-    lines, as_dict = contract_lines(parse_contract(job.contract)), job.as_dict()
-    for name, model in job.models.items():
-        lines += ["", f"{name}:", layer_table(*build_model(job.folder, model.module, name, as_dict)).rstrip()]
+    lines: list[str] = []
+    for own in by_contract(job):
+        contract, as_dict = parse_contract(own.contract), own.as_dict()
+        if len(job.contracts) > 1:
+            lines += [*[""] * bool(lines), f"behaviour {contract.behaviour!r}"]
+        lines += contract_lines(contract)
+        for name, model in own.models.items():
+            lines += ["", f"{name}:", layer_table(*build_model(own.folder, model.module, name, as_dict)).rstrip()]
     return "\n".join([*lines, ""])
 
 

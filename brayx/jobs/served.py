@@ -50,11 +50,11 @@ def served_models(job: JobConfig, uri: str, references: Mapping[str, str]) -> di
     """
     learned = [trainer.model for trainer in job.trainers.values()]
     behaviours: Mapping[str, PoolEntry] = {}
+    contracts = {parse_contract(contract).behaviour: contract for contract in job.contracts}
     if job.has_contract and not job.leagues and learned and learned[0] not in references:
         behaviours = champions(job.project, uri)
-        if job.contract is not None:
-            wanted = parse_contract(job.contract).behaviour
-            behaviours = {name: entry for name, entry in behaviours.items() if name == wanted}
+        if contracts:
+            behaviours = {name: entry for name, entry in behaviours.items() if name in contracts}
     if not behaviours:
         sources = sources_of(job, uri, references)
         job = with_contract(job, sources)
@@ -63,7 +63,7 @@ def served_models(job: JobConfig, uri: str, references: Mapping[str, str]) -> di
         return {name: ServedModel(source, job, name) for name, source in sources.items()}
     served = {}
     for behaviour, champion in sorted(behaviours.items()):
-        own = job.of_behaviour(behaviour)
+        own = job.of_behaviour(behaviour).model_copy(update={"contract": contracts.get(behaviour)})
         source = pooled(own, learned[0], uri, f"models:/{champion.name}@champion")
         served[behaviour] = ServedModel(source, with_contract(own, {learned[0]: source}), learned[0], behaviour)
     first = next(iter(served.values())).job

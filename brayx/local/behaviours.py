@@ -86,8 +86,10 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         self.factories: dict[str, AgentActorFactory] = {}
         self.self_plays = SelfPlays(say)
         self._make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
-        if clerk.may_resume:  # before their games come, or the training could end without them
-            for contract in map(parse_contract, clerk.call(contracts_of_children, name)):
+        resumed = clerk.call(contracts_of_children, name) if clerk.may_resume else []
+        contracts = {parse_contract(document).behaviour: document for document in (*resumed, *lobby.job.contracts)}
+        for contract in map(parse_contract, contracts.values()):  # before games come, or it could end without them
+            if contract.behaviour != name:
                 lobby.expect(contract)
                 self._begin(contract)
 

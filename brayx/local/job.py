@@ -121,10 +121,9 @@ def train_in_process(
             tensorboard=job.tracking.tensorboard_folder(uri),
         )
         stack.callback(clerk.end)
-        waits = job.needs_contract
-        if clerk.may_resume and (waits or job.contract is not None):
+        if clerk.may_resume and (job.has_contract or job.contract is not None):
             job = with_resumed_contract(job, name, clerk.run(contract_to_resume, job.project, name, uri))
-        lobby = stack.enter_context(open_lobby(job)) if waits else None
+        lobby = stack.enter_context(open_lobby(job)) if job.has_contract else None
         if lobby is not None:
             job = lobby.wait()
             job = job.of_behaviour(parse_contract(job.contract).behaviour)
@@ -142,7 +141,7 @@ def train_in_process(
 
 
 def open_lobby(job: JobConfig) -> Lobby:
-    """The doors at which a job waits for its contract; checks first what needs none.
+    """The doors at which a job waits for contracts; checks first what needs none.
 
     Raises:
         ConfigError, StartupError: a check failed.
@@ -187,7 +186,7 @@ class _LocalTraining(JobTraining):
             self.learning = self._behaviours = BehaviourTraining(job, layout, clerk, self.lobby, say, self.child)
             self.stack.callback(self._behaviours.self_plays.close_books)
             trainee = self.learning.trainees[self.learning.mains[0]]
-            self.numbers, self.buffers = trainee.numbers, trainee.buffers
+            self.numbers, self.buffers, self.rollouts = trainee.numbers, trainee.buffers, trainee.rollouts
         else:
             from brayx.local.trainee import LocalTrainee
 

@@ -76,7 +76,7 @@ class Lobby:
     """Opens a job's doors and starts its gamecores; a context manager, at whose end both have ended.
 
     Args:
-        job: the job; a contract that it has is the first behaviour's.
+        job: the job; the first contract that it has is the first behaviour's.
         actor: name of its actor.
 
     Attributes:
@@ -155,7 +155,7 @@ class Lobby:
                 raise StartupError(f"no game has sent its contract within {_CONNECT_S:g} s; {self.games}; {last}")
 
     def expect(self, contract: Contract) -> None:
-        """Holds the starts of a behaviour that a resumed job learns before its first game comes."""
+        """Holds the starts of a behaviour that the job learns before its first game comes."""
         self.doors.loop.call_soon_threadsafe(self._behaviours.setdefault, contract.behaviour, _Behaviour(contract))
 
     def arrived(self) -> list[Contract]:
@@ -229,9 +229,9 @@ class Lobby:
             Actor().record()
         is_league = bool(self.job.leagues)  # its players have one model
         expected = next(iter(contracts.values()), None) if is_league else contracts.get(name)
-        contract = contract_of(document, expected)
+        contract = contract_of(document, expected, self._config.missing)
         ActionLimits.of(contract, document).check_learnable()
-        if known is not None and known.contract.id == contract.id:
+        if known is not None and (not known.refusal or known.contract.id == contract.id):
             return known
         if len(contracts) >= MAX_BEHAVIOURS:
             raise unknown_behaviour(name, contracts)

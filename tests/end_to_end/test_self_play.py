@@ -1,9 +1,11 @@
-"""A game whose contracts name two teams is learned by self-play: the learner beats its first version."""
+"""A game whose contracts name two teams is learned by self-play: the learner beats its first version. It goes on with
+contracts from a file, which has another behaviour, too."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import re
 import threading
 import uuid
@@ -19,6 +21,7 @@ CONTRACT = {
     "actions": {"say": {"kind": "discrete", "size": 6}},
 }
 DOOR = r"(?:connects to|the door is) (http://[\d.:]+)"
+WALKER = {**CONTRACT, "behaviour": "walker"}
 LENGTH = 6
 ALONE = 8
 """Games before self-play begins: too few to learn from."""
@@ -76,11 +79,12 @@ class Duels:
 
 def test_teams_are_learned_by_self_play(tmp_path: Path) -> None:
     environment = without_ray(tmp_path)
-    for begins, ends in (
-        ("behaviour 'duel' has teams 0, 1: one learns", r"main:\d+ is champion: its win rate against main:1 is"),
-        ("behaviour 'duel' goes on with its self-play", r"main:\d+ joins the pool"),
+    (tmp_path / "contracts.json").write_text(json.dumps([CONTRACT, WALKER]))
+    for contract, begins, ends in (
+        ("null", "'duel' has teams 0, 1: one learns", r"main:\d+ is champion: its win rate against main:1 is"),
+        ("contracts.json", "'duel' goes on with its self-play", r"main:\d+ joins the pool"),
     ):
-        options = setting(*FREE_PORTS, *OPTIONS)
+        options = setting(*FREE_PORTS, *OPTIONS, f"contract={contract}")
         with brayx(tmp_path, "train", "game.yaml", *options, environment=environment) as train, said_on_failure(train):
             train.until(lambda train=train: re.search(DOOR, train.err), "it is open")
             door = re.search(DOOR, train.err)
@@ -95,3 +99,4 @@ def test_teams_are_learned_by_self_play(tmp_path: Path) -> None:
         standings = train.out + train.err
         assert re.search(r"main:1 +\d+ ", standings), "the table has the first version"
         assert re.search(r"main:\d+ .*champion", standings)
+        assert ("behaviour 'walker' begins to learn" in train.err) == (contract != "null")

@@ -11,7 +11,7 @@ from brayx.errors import ConfigError
 from brayx.gamecore.contract import Contract
 from brayx.jobs.checks import check_job
 from brayx.jobs.config import JobConfig
-from brayx.jobs.contracts import built, contract_lines
+from brayx.jobs.contracts import built, by_contract, contract_lines
 from brayx.jobs.recorded import contract_to_resume, with_resumed_contract
 from brayx.tracking import Trial
 from tests.unit.jobs.contracts import SMALL, job, recorded_in
@@ -52,11 +52,29 @@ def test_a_contract_is_read_from_a_file_here_or_beside_the_yaml(
         ("no-such.json", r"--set contract=no-such\.json: contract: no-such\.json cannot be read: No such file"),
         ('{"contract": 1}', "contract: observations is missing"),
         ("7", "contract: the body is 7, expected an object: a contract"),
+        ("[]", "contract: the list has no contract"),
+        (json.dumps([SMALL, SMALL]), "contract: two contracts are of behaviour 'agent', expected one of each"),
     ],
 )
 def test_a_contract_that_cannot_be_used_is_refused_with_the_job(value: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         job(f"contract={value}")
+
+
+def test_several_contracts_are_a_list_in_a_file_or_in_the_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = [SMALL, {**CONTRACT, "behaviour": "runner"}]
+    (tmp_path / "mine.json").write_text(json.dumps(documents))
+    monkeypatch.chdir(tmp_path)
+    for value in ("mine.json", json.dumps(documents)):
+        several = job(f"contract={value}", "behaviours.runner.network.hidden=[32]")
+        first, runner = by_contract(several)
+        assert several.contracts == [Contract.parse(document).as_dict() for document in documents]
+        assert (first.contracts, runner.contracts) == ([several.contracts[0]], [several.contracts[1]])
+        assert runner.as_dict()["network"]["hidden"] == [32]
+    lines = built(several).splitlines()
+    assert [line for line in lines if line.startswith("behaviour")] == ["behaviour 'agent'", "behaviour 'runner'"]
+    with pytest.raises(ConfigError, match="contract has the behaviours agent, runner, and only"):
+        check_job(several)
 
 
 def test_a_job_without_its_contract_is_refused_where_no_game_can_say_it() -> None:

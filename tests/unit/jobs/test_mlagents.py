@@ -15,7 +15,7 @@ from brayx.algorithms.mixed import MixedConfig
 from brayx.bridges import unity
 from brayx.commands import mlagents_learn
 from brayx.errors import ConfigError
-from brayx.jobs.contracts import read_contract
+from brayx.jobs.contracts import read_contracts
 from brayx.jobs.mlagents import LearnOptions, learn_options
 from brayx.jobs.mlagents_keys import SECTIONS
 from brayx.jobs.sources import check_sources
@@ -196,7 +196,7 @@ behaviors:
     behavioral_cloning: {demo_path: %s, steps: 1000, strength: 0.25, samples_per_update: 0, batch_size: 128}
     max_steps: 10000
 """
-    job = read(tmp_path, text % PEER).load([f"contract={json.dumps(read_contract(PEER).as_dict())}"])
+    job = read(tmp_path, text % PEER).load([f"contract={json.dumps(read_contracts(PEER)[0].as_dict())}"])
     algorithm = job.trainers["trainer"].algorithm
     assert isinstance(algorithm, MixedConfig)
     assert (algorithm.imitation_coef, algorithm.imitation_until, algorithm.imitation_final) == (0.25, 0.1, 0)

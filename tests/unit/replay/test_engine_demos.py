@@ -19,7 +19,7 @@ from brayx.bridges.v1 import unity_pb2 as pb
 from brayx.errors import ConfigError
 from brayx.gamecore.contract import Contract
 from brayx.jobs.contract_model import network_of
-from brayx.jobs.contracts import read_contract
+from brayx.jobs.contracts import read_contracts
 from brayx.local.demonstrations import Demonstrations
 from brayx.replay.files import Dataset
 from brayx.replay.packing import Layout
@@ -58,7 +58,7 @@ def godot_file(folder: Path, episodes: Any) -> Path:
 
 
 def test_ml_agents_own_file_is_read() -> None:
-    contract = read_contract(PEER)
+    contract = read_contracts(PEER)[0]
     assert [(spec.name, spec.kind, spec.shape) for spec in contract.observations] == [
         ("sensor", "vector", (3,)),
         ("eye", "image", (3, 2, 4)),
@@ -124,7 +124,8 @@ def test_a_recording_that_was_not_closed_is_read_to_its_end(tmp_path: Path) -> N
 
 
 def test_a_demo_of_another_contract_is_refused_by_its_fields() -> None:
-    job = Contract.parse({**read_contract(PEER).as_dict(), "actions": {"branch_0": {"kind": "discrete", "size": 2}}})
+    (contract,) = read_contracts(PEER)
+    job = Contract.parse({**contract.as_dict(), "actions": {"branch_0": {"kind": "discrete", "size": 2}}})
     with pytest.raises(ConfigError, match=r"peer\.demo: it does not fit the job's contract: .*branch_0\.mask is true"):
         list(Dataset(PEER, contract=job))
 
@@ -180,7 +181,7 @@ def test_a_policy_is_cloned_from_a_demo(tmp_path: Path) -> None:
     steps = [pair(sign, int(sign > 0)) for sign in signs]
     file.write_bytes(demo_bytes([*steps, pair(1, 0, done=True)]))
     torch.manual_seed(0)
-    module, example = network_of(read_contract(file))
+    module, example = network_of(read_contracts(file)[0])
     layout = Layout.of_model(example)
     demonstrations = Demonstrations(file, layout, batch_size=4, unroll_length=8, seed=0)
     clone = BC(module, torch.optim.Adam(module.parameters(), 1e-2), BCConfig())
