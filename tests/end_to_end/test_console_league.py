@@ -79,8 +79,8 @@ def test_the_league_page_shows_what_the_api_gives(league: Console, browser: Brow
             row["member"]: [
                 str(round(row["points"])),
                 f"{row['low']:.0f} to {row['high']:.0f}",
-                str(round(row["elo"])),
                 str(row["games"]),
+                str(round(row["elo"])),
                 "-" if row["env_steps"] is None else f"{row['env_steps']:,}",
             ]
             for row in state["standings"]
