@@ -156,7 +156,7 @@ class Channel:
 class Child(Channel):
     """A module of this installation in a child process, which imports from where this process does.
 
-    The child has a process group of its own, so Ctrl-C in a terminal does not reach it, not even while it starts: its
+    The child has its own process group, so Ctrl-C in a terminal does not reach it, not even while it starts: its
     owner ends it. All methods but `close` belong to the owner's thread.
 
     Args:
@@ -327,7 +327,7 @@ class _PickledParts(list[memoryview]):
 
 
 def _pickled(message: Any) -> _PickledParts:
-    """A pickled message in parts: a large array or bytes object is a part of its own, uncopied."""
+    """A pickled message in parts: a large array or bytes object is a separate part, uncopied."""
     parts = _PickledParts()
     pickle.Pickler(parts, protocol=5).dump(message)
     return parts

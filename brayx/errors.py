@@ -226,8 +226,8 @@ class SessionExists(SessionError):
 
 
 class SessionLost(SessionError):
-    """The session's owner died, or ended it for the reason in ``details["reason"]``. Reported once; to a numbered tick
-    or a stop each time, since it may be a repeat."""
+    """The session's owner died, or ended it for the reason in ``details["reason"]``. Reported once.
+    Numbered ticks and stops get it every time, because they may be retries."""
 
     code = "session_lost"
     http_status = 410

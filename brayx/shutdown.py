@@ -146,7 +146,7 @@ def wait_to_save(opened: Callable[[float], bool], say: Callable[[str], None]) ->
     """
     if opened(0.0):
         return True
-    say(f"waiting up to {_SAVE_S:g} s for MLflow to start, to save the last checkpoint; another Ctrl-C gives it up")
+    say(f"waiting up to {_SAVE_S:g} s for MLflow to start, to save the last checkpoint; another Ctrl-C stops waiting")
     if _timer is None:  # not a command: Python raises KeyboardInterrupt for each Ctrl-C
         return opened(_SAVE_S)
     end_within(_SAVE_S + END_S)

@@ -443,7 +443,7 @@ class AgentActor(Actor):
             self._seat.leave(moved=moved)
 
     def _leave_league(self, reason: str) -> None:
-        """Gives the player back and ends the logs, each of them whatever another raises."""
+        """Gives the player back and ends the logs, every one even if another raises."""
         with contextlib.ExitStack() as last:  # from the last to the first
             last.callback(self._logs.end, reason, self._services.outcome.result)
             last.callback(self._player.release)

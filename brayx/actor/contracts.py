@@ -40,13 +40,13 @@ def contract_of(start: Any, expected: Contract | None, missing: Collection[str] 
     """
     if expected is None:
         if isinstance(start, Mapping) and isinstance(start.get("contract"), str):
-            raise BadBody("contract is an id, but no contract is known yet: send all of it", field="contract")
+            raise BadBody("contract is an id, but no contract is known yet: send the whole one", field="contract")
         return Contract.parse(start)
     if isinstance(start, Mapping) and start.get("contract") == expected.id:
         return expected
     if isinstance(start, Mapping) and isinstance(start.get("contract"), str):
         raise BadBody(
-            f"contract is {start['contract']!r:.80}, another than this service has: expected the whole contract, or "
+            f"contract is {start['contract']!r:.80}, not the one of this service: expected the whole contract, or "
             f"{expected.id!r}",
             field="contract",
             expected=expected.id,

@@ -43,7 +43,7 @@ class Runtime:
         recorder: recorder of the process.
         describe: JSON values for the status page, such as the policy version.
         close: coroutine functions that end what the actors use, in order, once the sessions have ended.
-        admit: awaited with each start before its actor is made, and may refuse the start. It has a deadline of its own.
+        admit: awaited with each start before its actor is made, and may refuse the start. It has its own deadline.
             None: starts go straight to the actor.
     """
 

@@ -271,7 +271,7 @@ def check_enough(config: AlgorithmConfig, *, num_steps: int, batches: float, bat
     gradients = batches * config.gradients(batch_steps)
     if gradients < min(_LEAST_GRADIENTS, num_steps / _MAX_STEPS):
         raise ConfigError(
-            f"{num_steps:,} transitions come to {gradients:.0f} gradients of algorithm {config.name!r}, of "
+            f"{num_steps:,} transitions give {gradients:.0f} gradients of algorithm {config.name!r}, of "
             f"{batch_steps:,} transitions each: too few to learn anything; expected {change}",
             key="batch_size",
         )
@@ -332,7 +332,7 @@ def check_outputs(config: AlgorithmConfig, outputs: Collection[str], *, recurren
     policy = next((kind for kind in ("hybrid", *_OUTPUTS) if names_of_outputs.issuperset(_OUTPUTS[kind])), None)
     if policy is None:
         raise ConfigError(
-            f"the model's outputs are {sorted(names_of_outputs)}, and name no policy: expected "
+            f"the model's outputs are {sorted(names_of_outputs)}, none of which is a policy's: expected "
             + ", or ".join(" and ".join(names) for names in _OUTPUTS.values()),
             key="algorithm",
         )

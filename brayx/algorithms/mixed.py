@@ -228,8 +228,8 @@ class Mixed(Algorithm):
             self._waited += 1
             if self._waited > _PATIENCE:
                 raise ConfigError(
-                    f"imitation_updates is {self.config.imitation_updates}, but with {self._waited} batches of play "
-                    "there came no demonstration",
+                    f"imitation_updates is {self.config.imitation_updates}, but no demonstration came with "
+                    f"{self._waited} batches of play",
                     key="imitation_updates",
                 )
             return {"imitation_coef": self._coef}

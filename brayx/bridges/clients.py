@@ -1,6 +1,6 @@
 """`ClientSessions`: an engine's sessions as the sessions of a client, over any door.
 
-Each session has a connection of its own. So it also plays over doors that have one session for each connection, and
+Each session has its own connection. So it also plays over doors that have one session for each connection, and
 with numbered ticks. Knows no engine.
 """
 

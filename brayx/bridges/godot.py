@@ -197,7 +197,7 @@ async def play(
         run: the service, and how to play.
         listen: port for games that are started by hand; 0: a free one.
         command: command line of an exported build; empty: games are started by hand.
-        num: number of builds. Each has a port of its own, and the seeds follow each other.
+        num: number of builds. Each has its own port, and the seeds follow each other.
         speedup, action_repeat, fixed_fps: flags of the builds; None: as exported.
         headless: the builds draw nothing; not for agents that see.
         time_limit, game_timeout_s, on_listen: as for `GodotBridge`.

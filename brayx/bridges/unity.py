@@ -159,7 +159,7 @@ class UnityPort:
     async def _greet(self, hello: pb.Hello, peer: str) -> pb.Message:
         if self.is_playing:
             self._former = self._peer
-            await self._leave(f"{self._name} calls anew; the game before it has ended without a word")
+            await self._leave(f"{self._name} calls again; its previous game ended without notice")
         answer = welcome(hello, self._seed, self._settings.num_areas)
         self._peer, self._calls = peer, 1
         self.has_left.clear()
@@ -251,7 +251,7 @@ async def play(
         listen: port for a game that is started by hand, or for the first build; 0: free ones; None: where ML-Agents'
             package calls, 5004 for the Editor, 5005 and the next for builds.
         command: command line of a build; empty: a game is started by hand.
-        num: number of builds. Each has a port of its own, and the seeds follow each other.
+        num: number of builds. Each has its own port, and the seeds follow each other.
         headless: builds draw nothing; not for agents that see.
         on_listen: called with the ports when all are open.
         **settings: as for `GameSettings`.
@@ -327,7 +327,7 @@ def _server(port: UnityPort, number: int) -> tuple[Any, int]:
         maximum_concurrent_rpcs=8,
     )
     try:
-        socket.create_server(("127.0.0.1", number)).close()  # gRPC writes a line of its own about a taken port
+        socket.create_server(("127.0.0.1", number)).close()  # gRPC prints its own line about a taken port
         taken: int = server.add_insecure_port(f"127.0.0.1:{number}")
     except (OSError, RuntimeError):
         raise ConfigError(

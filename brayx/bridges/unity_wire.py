@@ -54,7 +54,7 @@ def parse_message(data: bytes) -> pb.Message:
     """Parses a call.
 
     Raises:
-        ProtocolError: this is none.
+        ProtocolError: the bytes are not a call of ML-Agents.
     """
     try:
         return pb.Message.FromString(data)

@@ -50,7 +50,7 @@ def check_ingress(host: str, port: int, found_host: str | None, found_port: int)
         return
     raise StartupError(
         f"the job's door must be {host}:{port}, but Serve of the joined cluster listens at {found_host}:{found_port} "
-        f"already: take that with --set actor.host={found_host} --set actor.port={found_port} (the job's actor "
+        f"already: use that with --set actor.host={found_host} --set actor.port={found_port} (the job's actor "
         f"component), or shut that Serve down first",
         port=found_port,
     )

@@ -4,8 +4,8 @@
 it when a session starts or ends, and when a tick reaches a replica that does not own the session; never on an ordinary
 tick.
 
-Owners renew a lease. An owner loses its sessions when its lease expires or a peer finds it dead. The directory reports
-each loss until a client has been told, then the id is free. An owner that returns gets a list of the sessions it has
+Owners renew a lease. An owner loses its sessions when its lease expires or a peer finds it dead. The directory keeps
+each loss until a client has received it; then the id is free. An owner that returns gets a list of the sessions it has
 lost. After a restart, the directory gets its sessions back from the owners' next renewals. Until each owner has had
 time for one, the directory reports no session as unknown and gives out no id. For owners that died meanwhile, it reads
 their sessions at their last renewal from Ray's key-value store.

@@ -98,7 +98,7 @@ def _forget(name: bytes) -> None:
 
 def _warn(why: str) -> None:
     logger.warning(
-        "Ray %s keeps something of each batch of a replay stream, which could not be let go, so memory grows: %s",
+        "Ray %s keeps records of each batch of a replay stream, which could not be cleared, so memory grows: %s",
         ray.__version__,
         why,
     )

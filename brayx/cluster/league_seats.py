@@ -227,7 +227,7 @@ class LeagueSeats:
                 try:
                     opened = await self._follow(player, parts)
                 except BrayxError as error:  # the player is restarting: a later draw names its new actors
-                    log.warning("nobody learns from player %r until it has restarted: %s", player, error.message)
+                    log.warning("player %r learns from no game until it has restarted: %s", player, error.message)
                     continue
                 self._seating.learn(player, opened)
                 self._learning[player] = parts

@@ -317,7 +317,7 @@ def remove(name: str, expected: Any = None) -> None:
     if (now := find(name)) is not None and now != store:  # check again, since the rest deletes by name
         return
     if not delete_application(f"model-{name}", ANSWER_S):
-        _log.warning("model %r has ended, and its replicas may be there still after %g s", name, ANSWER_S)
+        _log.warning("model %r has ended, but its replicas may still run after %g s", name, ANSWER_S)
     end_weight_store(store)
     deadline = time.monotonic() + ANSWER_S
     while find(name) is not None and time.monotonic() < deadline:

@@ -167,7 +167,7 @@ class PoolClient:
             ModelError: Ray is not running; a call would start a new cluster.
         """
         if not ray.is_initialized():
-            raise ModelError(f"pool {self.actor!r} is not there: Ray is not running")
+            raise ModelError(f"pool {self.actor!r} does not exist: Ray is not running")
         actor = find_actor(self.actor)
         if actor is not None:
             return actor

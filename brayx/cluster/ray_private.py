@@ -146,7 +146,7 @@ def warn_if_open(log: logging.Logger) -> None:
 
     if not is_token_auth_enabled():
         log.warning(
-            "Ray asks for no token: anyone who reaches its ports, or those of Serve's replicas, can run code on this "
+            "Ray requires no token: anyone who reaches its ports, or those of Serve's replicas, can run code on this "
             "machine. Keep others out, or set RAY_AUTH_MODE=token in the environment (docs/guide-serve.md)"
         )
 

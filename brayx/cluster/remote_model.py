@@ -1,7 +1,7 @@
 """`RemoteModel`: a model by its name, from a notebook, an agent or a script; the same handle as in Bray.
 
 The first construction starts a weight store and a Serve application of that name; every later one, in any process,
-finds them. It is a facade without any batching, swapping or restarting of its own.
+finds them. It is a facade: batching, swapping and restarting are elsewhere.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _ANSWER_S = 5.0
 _AGAIN_S = 0.5
 _LAST_AGAIN_S = 15.0
 _FINAL = (ConfigError, ModelError)
-"""Errors that the next worker would fail with, too."""
+"""Errors that another worker would not fix."""
 
 
 @dataclass(eq=False)
@@ -220,7 +220,7 @@ class Workers:
             if max(count * config.cpus_per_worker - there, (count - self.num) * config.cpus_per_worker - free) > 0:
                 raise ConfigError(
                     f"{cannot} with cpus_per_worker {config.cpus_per_worker:g}: the cluster has {there:g} CPUs, "
-                    f"{free:g} of them free, and {self.num} workers of it now",
+                    f"{free:g} of them free, and the rollout has {self.num} workers",
                     key="num_workers",
                 )
         self.num = count

@@ -240,7 +240,7 @@ class ConsoleReplica:
         logging.getLogger("ray.serve").info("the console is %s", self._console.url)
 
     async def __call__(self, request: Any = None) -> str:
-        """Where the console is; that is all that a route at Serve's ingress answers."""
+        """Returns the console's URL; a Serve route answers nothing else."""
         return self._console.url
 
     def __del__(self) -> None:

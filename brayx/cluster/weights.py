@@ -298,7 +298,7 @@ class WeightSubscriber:
         before = self.version
         await self._poll(0.0)
         if self.version > before:
-            _log.warning("the relay of this node did not tell of version %d, asking the store", self.version)
+            _log.warning("the relay of this node did not report version %d; asking the store", self.version)
             self._hang_up()
 
     async def _dial(self) -> Line | None:
@@ -350,4 +350,4 @@ class WeightSubscriber:
             return
         async with asyncio.timeout(MARGIN_S):
             if await self._connected_store().restore.remote(*self.newest):
-                _log.warning("the weight store was restarted: it has version %d back from here", self.version)
+                _log.warning("the weight store was restarted: this process gave version %d back to it", self.version)

@@ -130,7 +130,7 @@ def _started(learn: LearnOptions, job: JobConfig, uri: str) -> tuple[JobConfig, 
     if given.inference:
         raise ConfigError(
             f"--inference learns nothing: serve the champion, brayx serve unity.yaml --set project={job.project!r}, "
-            f"and beside it {learn.gamecore().replace('{tcp_url}', 'tcp://127.0.0.1:8101')}"
+            f"and run {learn.gamecore().replace('{tcp_url}', 'tcp://127.0.0.1:8101')}"
         )
     try:
         runs = [

@@ -7,7 +7,7 @@ the command began), ``steps_per_s`` (while collecting and learning), ``return_me
 episodes), ``seconds_to_target`` (since the command began; null: not reached, or no target) and ``trial`` (its id in
 MLflow, as `pipelines.visualize` takes it).
 
-Without ``--distributed false`` it starts Ray: the command line is published, so that default stays.
+It starts Ray unless you pass ``--distributed false`` (kept for compatibility).
 
 Imports only what the first step needs: MLflow runs in a separate process, and Ray is imported only for a cluster.
 """

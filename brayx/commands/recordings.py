@@ -176,7 +176,7 @@ def _forget(arguments: argparse.Namespace) -> int:
         of_trials, left = trials.forget(names, uri)
         removed |= of_trials
     else:
-        print(f"no trial is looked at: there is no MLflow database {database}", file=sys.stderr)
+        print(f"trials are not searched: there is no MLflow database {database}", file=sys.stderr)
     for address, forgotten in removed.items():
         count = f"{forgotten.sessions} sessions of {forgotten.ticks} ticks"
         print(f"{address}: {count} removed from {forgotten.files} files")

@@ -35,7 +35,7 @@ _NEEDS = {"rerun": "rerun", "minari": "h5py"}
 
 
 class Download(NamedTuple):
-    """A file for a viewer, who closes it.
+    """A file for a viewer; the caller closes it.
 
     Attributes:
         name: its name.

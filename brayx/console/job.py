@@ -82,7 +82,7 @@ class ConsoleJob:
             if self.live is None:
                 raise ConfigError("this job has no actor, so there are no sessions")
             return getattr(self.live, verb)(*arguments)
-        raise ConfigError(f"this job cannot be asked to {verb}")
+        raise ConfigError(f"this job does not support {verb}")
 
     def _job(self) -> dict[str, Any]:
         now = {"up_s": time.monotonic() - self.began, "can_stop": self.can_stop, "command": _command()}

@@ -73,7 +73,7 @@ def completed(layout: Mapping[str, LeafSpec], weights: Weights) -> Weights:
     """
     if beyond := [name for name in weights if name.startswith(PREFIX) and name not in layout]:
         raise BadWeights(
-            f"weights normalise observations ({beyond[0]!r}), and what acts was built without: it must be started anew",
+            f"weights normalise observations ({beyond[0]!r}); the running engine was built without that: restart it",
             leaf=beyond[0],
         )
     heads = {name.removesuffix("mean") for name in layout if name.startswith(PREFIX) and name.endswith(".mean")}

@@ -168,7 +168,7 @@ class Keys:
         if not -self._window_s <= behind_s <= self._window_s:
             raise Unauthorized(
                 f"'time' is {abs(behind_s):.0f} s {'behind' if behind_s > 0 else 'ahead of'} this service's clock, at "
-                f"most {self._window_s:g} s are allowed: set the clock, or sign anew",
+                f"most {self._window_s:g} s are allowed: set the clock, or sign again",
                 field="time",
                 behind_s=round(behind_s),
                 window_s=self._window_s,
@@ -296,7 +296,7 @@ def _read(path: Path) -> dict[str, bytes]:
     except OSError as error:
         raise ConfigError(f"the keys in {path} cannot be read: {error.strerror}") from None
     if os.name == "posix" and mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ConfigError(f"{path} can be written by others, who could add a key of their own: chmod 600 {path}")
+        raise ConfigError(f"{path} can be written by others, who could add a key: chmod 600 {path}")
     if os.name == "posix" and mode & (stat.S_IRGRP | stat.S_IROTH):
         logger.warning("%s holds secrets and can be read by others: chmod 600 %s", path, path)
     return _parse(text, str(path))

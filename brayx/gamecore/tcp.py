@@ -70,7 +70,7 @@ def encode_request(request: StepRequest, time: int) -> bytes:
         _check_fields(request)
     if request.opponent:
         raise ProtocolError(
-            "a TCP frame has no place for 'opponent': there a start asks in its JSON body", field="opponent"
+            "a TCP frame has no place for 'opponent': put it into the start's JSON body", field="opponent"
         )
     sizes = (len(session), len(kind), len(key), len(token), len(body))
     return b"%s%s%s" % (REQUEST_HEAD.pack(*sizes, time), head.encode(), body)

@@ -55,7 +55,7 @@ OPTIONS: dict[str, dict[str, Same | str]] = {
         "local_mode": Same("placement", {True: "local", False: "remote"}, only=True),
         "checkpoint_interval": "`trainer.checkpoint_interval_s` (seconds) or `trainer.checkpoint_interval` (updates)",
         "checkpoint": "a trial of the same name resumes from its newest checkpoint; serving takes the pool's champion",
-        "override_model": "`brayx train --new` begins anew",
+        "override_model": "`brayx train --new` starts a new trial",
         "tensorboard_graph": "`tracking.tensorboard: true` at the top of the file",
         "tensorboard_step": "`trainer.x_axis`",
     },

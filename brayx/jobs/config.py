@@ -109,7 +109,7 @@ class JobConfig(BaseModel):
     """Absolute path of its folder, where modules are looked up first."""
 
     _own: dict[str, JobConfig] = PrivateAttr(default_factory=dict)
-    """The job of each behaviour that has options of its own."""
+    """The job of each behaviour that has its own options."""
     _further: list[dict[str, Any]] = PrivateAttr(default_factory=list)
     """The contracts that follow the first one in the file."""
 
@@ -353,7 +353,7 @@ class _Validation:
         return job
 
     def _of_behaviour(self, name: str, own: Mapping[str, Any]) -> JobConfig:
-        """The job of a behaviour that has options of its own. Raises `ConfigError` as `JobConfig.load`."""
+        """The job of a behaviour that has its own options. Raises `ConfigError` as `JobConfig.load`."""
         values = {key: value for key, value in self.document.values.items() if key != "behaviours"}
         for key in set(own) & set(TOP_OPTIONS):
             self._add(("behaviours", name, key), "is an option of the whole job, expected components")

@@ -66,7 +66,7 @@ def check_sources(
         if lag is not None:
             raise ConfigError(
                 f"source {name!r} fills {source.buffer!r}, whose max_policy_lag is {lag}: a source's data has "
-                "policy version 0 and would be dropped; leave it out, or give the source a buffer of its own",
+                "policy version 0 and would be dropped; leave it out, or give the source its own buffer",
                 source=name,
             )
         if source.path is not None and not (job.needs_contract and _needs_contract(source)):

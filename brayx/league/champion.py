@@ -78,7 +78,7 @@ def meet_champion(
 ) -> None:
     """Makes the version with the alias ``champion`` the league's champion, if the league has not met it.
 
-    If its weights do not fit the model, it cannot play: the league has champions of its own, and the alias stays. Also
+    If its weights do not fit the model, it cannot play: the league has its own champions, and the alias stays. Also
     fetches the weights of such champions that were beaten, if their files are missing.
 
     Args:

@@ -129,7 +129,7 @@ class GateConfig(BaseModel):
     share: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """Share of the games that the gate takes while there is a candidate: the newest snapshot of a ``main`` player,
     until it has won or failed. Half of them are against the champion, half against the frozen players that may beat the
-    candidate. Nobody learns from these games."""
+    candidate. No player learns from these games."""
     check: str | None = None
     """Import path of a function, ``module.function``, searched in the YAML file's folder first, that scores a
     candidate: less is better. It gets the torch module with the candidate's weights, and the whole job as plain dicts.

@@ -107,7 +107,7 @@ def read_levels(file: Path) -> Levels | None:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))
         raise ConfigError(
-            f"{file}: {field + ': ' if field else ''}{first['msg']}; `brayx league calibrate` writes it anew",
+            f"{file}: {field + ': ' if field else ''}{first['msg']}; `brayx league calibrate` rewrites it",
             file=str(file),
         ) from None
 

@@ -75,7 +75,7 @@ def check_playable(job: JobConfig, actor: str) -> None:
     """
     check_code(job, [actor], mode="serve")
     if not job.actors[actor].gamecores:
-        raise ConfigError(f"{job.file}: {actor}.gamecores is empty, so nobody plays the games")
+        raise ConfigError(f"{job.file}: {actor}.gamecores is empty: list the games to start")
     check_gamecores(job)
 
 

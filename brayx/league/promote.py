@@ -54,7 +54,7 @@ def promote_in_league(reference: str, uri: str, *, project: str = "", trial: str
         project, trial: of a member: as for `newest_league`.
 
     Raises:
-        ConfigError: there is no such league; a trial is named beside a version, which has its own; or the modules of
+        ConfigError: there is no such league; a trial is given with a version, which has its own; or the modules of
             the gate's check or of the model are not there.
         LeagueError: it is no snapshot of a league, the league's books are not here, the gate refuses it (the message
             has the number that decided), or the alias is at a version that the league has not played; a training of the
@@ -65,7 +65,7 @@ def promote_in_league(reference: str, uri: str, *, project: str = "", trial: str
     """
     if reference.startswith("models:/"):
         if trial:
-            raise ConfigError(f"trial is {trial!r}, and {reference} is of its own: name a snapshot as NAME:VERSION")
+            raise ConfigError(f"trial is {trial!r}, but {reference} has its own trial: name a snapshot as NAME:VERSION")
         entry = find(reference, uri)
         if PLAYER_TAG not in entry.tags:
             raise LeagueError(f"version {entry.version} of model {entry.name!r} is not a snapshot of a league")

@@ -115,7 +115,7 @@ class Ratings:
         return 0.5 * (1.0 + math.tanh(0.5 * (rating_a.mu - rating_b.mu) / c))  # the logistic function; never overflows
 
     def inherit(self, child: Member, parent: Member) -> None:
-        """Gives a new snapshot the rating of its player, with no games of its own."""
+        """Gives a new snapshot its player's rating, with no games yet."""
         self._ratings[child] = self[parent]._replace(games=0)
 
     def forget(self, member: Member) -> None:

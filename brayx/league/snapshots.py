@@ -51,7 +51,7 @@ def due(player: PlayerConfig, steps: int, win_rates: Sequence[float]) -> str:
     if player.snapshot_at is None or steps < _least_steps(player):
         return ""
     if not win_rates:
-        return f"{steps} env steps, and nobody to play against"
+        return f"{steps} env steps, and no opponent to play against"
     mean = sum(win_rates) / len(win_rates)
     if mean < player.snapshot_at:
         return ""

@@ -209,7 +209,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         clerk: Clerk | None = None
         try:
             if plain_name(name) in map(plain_name, self.trainees):
-                raise ConfigError(f"its trial and model would be {plain_name(name)!r}, as another behaviour's are")
+                raise ConfigError(f"its trial and model would be named {plain_name(name)!r}, like another behaviour's")
             layout = check_learning(job)
             kept = job.trainers[trainer].checkpoints_kept
             clerk = self._clerk.child(plain_name(name), {"behaviour": name, **job.as_dict()}, kept=kept)
@@ -301,8 +301,8 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         for name in idle:
             self._ended.add(name)
             self._say(
-                f"behaviour {name!r} ends without all its steps: no game has played it for {IDLE_S:g} s, "
-                "and another behaviour has all its own"
+                f"behaviour {name!r} ends early: no game has played it for {IDLE_S:g} s, "
+                "and another behaviour has finished"
             )
             self.trainees[name].learner.stop()
 

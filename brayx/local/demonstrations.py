@@ -113,8 +113,8 @@ class Demonstrations:
                 ) from error
         if cut:
             logger.warning(
-                "%d of %d demonstrations have more than unroll_length (%d) steps and no state beside them: in each "
-                "piece of one the memory begins anew",
+                "%d of %d demonstrations have more than unroll_length (%d) steps and no recorded state: they are "
+                "cut, and each piece starts with an empty memory",
                 cut,
                 number + 1,
                 unroll_length,

@@ -51,7 +51,7 @@ _ANY = Contract.parse(
 )
 """A contract for the doors' page while none is known: this job learns any."""
 MAX_BEHAVIOURS = 16
-"""Maximum number of behaviours in a job: each has a network and a learner of its own. Refused ones do not count."""
+"""Maximum number of behaviours in a job: each has its own network and learner. Refused ones do not count."""
 MAX_CONTRACTS = 64
 """Maximum number of contracts for which a job starts a learner, including those that it then refuses: each makes a
 trial."""

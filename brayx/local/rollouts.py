@@ -33,7 +33,7 @@ _TURN_S = 1.0
 _START_S = 120.0
 """Deadline for environments and engine to start, and for the first weights to arrive."""
 _FINAL = (ConfigError, ModelError)
-"""Errors that new environments would fail with, too."""
+"""Errors that restarting the environments would not fix."""
 
 
 class LocalMoments:

@@ -462,7 +462,7 @@ def limiter_of(training: Settled) -> RateLimiter:
     come = max(1, training.num_steps // training.unroll_length)
     if come < training.min_columns:
         raise ConfigError(
-            f"the table cannot be sampled so: min_columns is {training.min_columns}, and {training.num_steps} "
+            f"the table would never be sampled: min_columns is {training.min_columns}, and {training.num_steps} "
             f"num_steps are {come} columns of unroll_length {training.unroll_length}",
             key="min_columns",
         )
@@ -474,7 +474,7 @@ def limiter_of(training: Settled) -> RateLimiter:
             capacity=training.capacity,
         )
     except ValueError as error:
-        raise ConfigError(f"the table cannot be sampled so: {error}") from error
+        raise ConfigError(f"the table would never be sampled: {error}") from error
 
 
 def _table(training: Settled) -> Table:

@@ -84,7 +84,7 @@ class Trainer:
         job = _job_of(env)
         if job is not None:
             if algorithm is not None:
-                raise ConfigError("a job has its own algorithm: expected none beside it", key="algorithm")
+                raise ConfigError("a job has its own algorithm: leave the argument out", key="algorithm")
             self._env, algorithm, model, given = of_job(job)
             options = {**given, **options}
             source: dict[str, Any] = {"job": job.as_dict(), "folder": job.folder}

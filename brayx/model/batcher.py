@@ -150,7 +150,7 @@ class Batcher(Generic[Row, Result]):
         return result
 
     def at_once(self, row: Row, key: Hashable = None) -> Result | None:
-        """Computes a row as a call of its own, at once. None: other rows wait or run, or such a call would hold up the
+        """Computes a row in a separate call, at once. None: other rows wait or run, or such a call would hold up the
         event loop for too long; then use `submit`.
 
         Raises:

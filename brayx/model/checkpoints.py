@@ -45,7 +45,7 @@ def checked_interval(interval: Any) -> CheckpointInterval:
     """Checks an interval; converts NumPy's integers to Python's.
 
     Raises:
-        ConfigError: it is neither steps from 1, nor time above 0, nor None.
+        ConfigError: it is neither a number of steps (1 or more), nor a positive timedelta, nor None.
     """
     if interval is None or (isinstance(interval, timedelta) and interval > timedelta(0)):
         return interval
@@ -55,8 +55,8 @@ def checked_interval(interval: Any) -> CheckpointInterval:
             if steps >= 1:
                 return steps
     raise ConfigError(
-        f"checkpoint_interval is {interval!r}, expected steps, an integer from 1; or time above 0, "
-        "datetime.timedelta(minutes=5) say; or None for no checkpoints",
+        f"checkpoint_interval is {interval!r}, expected a number of steps (1 or more), a positive "
+        "timedelta such as timedelta(minutes=5), or None for no checkpoints",
         key="checkpoint_interval",
     )
 

@@ -231,7 +231,7 @@ def observation_for(
         count = None if isinstance(categories, Mapping) else categories
         return Observation({"": encoder_for(np.asarray(obs), count, network, "")})
     if path and MASK in obs:
-        raise ValueError(f"{MASK} is inside {'/'.join(path)!r}, expected it beside {path[0]!r}")
+        raise ValueError(f"{MASK} is inside {'/'.join(path)!r}, expected it next to {path[0]!r}")
     parts: dict[str, nn.Module] = {}
     for name, leaf in obs.items():
         of_leaf: Any = categories.get(name) if isinstance(categories, Mapping) else None

@@ -75,7 +75,7 @@ class _Encoder(NamedTuple):
 
 
 class Encoders:
-    """Encodes the frames of many sessions, each as a stream of its own.
+    """Encodes the frames of many sessions, each as its own stream.
 
     The encoders that were used last stay open; a session whose encoder was closed continues with a keyframe.
 

@@ -1,4 +1,4 @@
-"""The index of sessions: which parts of them a chunk has, in its footer, and for a whole folder in files of its own.
+"""The index of sessions: which parts of them a chunk has, in its footer, and for a whole folder in separate files.
 
 A writer adds an index file for every `CHUNKS` of its chunks, so that a reader opens a chunk only to read its ticks. It
 may be missing or outdated: an entry is valid only if the chunk has the size in it, and readers open chunks without a

@@ -205,8 +205,8 @@ class RecordedGame:
                 known = ", ".join(repr(seat.episode.session) for seat in self.seats)
                 raise self._failed(
                     BadRecording(
-                        f"the game has a seat {agent_of(session)!r} that is not recorded, so that its replies are not "
-                        f"known; recorded are {known}"
+                        f"the game has a seat {agent_of(session)!r} that is not recorded, so its replies are "
+                        f"unknown; recorded are {known}"
                     )
                 )
             return None

@@ -160,7 +160,7 @@ def resimulate(
     game = RecordedGame(episodes, played, from_tick)
     sides = [side, others or side]
     if not job.actors:
-        raise ConfigError(f"{job.file} has no actor, so nobody plays: name a job with an actor, with --job")
+        raise ConfigError(f"{job.file} has no actor to play with: name a job that has one, with --job")
     if missing := list(missing_of(command, job.folder)):
         raise ConfigError(f"--resimulate: {'; '.join(missing)}")
     actor, model = only("actor", job.actors, actor), only("model", job.models, model)

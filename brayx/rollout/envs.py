@@ -82,7 +82,7 @@ def _make(env: EnvSource, num_envs: int, vectorization: Vectorization, options: 
         spec = _spec(env)
         game = _atari_game(spec)
         if vectorization == "native" and game is None and spec.vector_entry_point is None:
-            raise ConfigError(f"{env} has no vector environment of its own: use sync or async", env=env)
+            raise ConfigError(f"{env} has no native vector environment: use sync or async", env=env)
         if game is not None and vectorization in ("auto", "native"):
             from ale_py.vector_env import AtariVectorEnv
 

@@ -113,23 +113,23 @@ def rounds(spec: RolloutSpec, workers: int) -> int:
     buffer = spec.buffer_config
     if buffer.sampler != "fifo":
         raise ConfigError(
-            f"mode is blocking, and the buffer's sampler is {buffer.sampler!r}: when it gives the next batch is up to "
-            "min_columns and samples_per_insert, and until then all would wait for new weights: that needs mode "
-            "non_blocking, or sampler fifo",
+            f"mode is blocking, but a buffer with sampler {buffer.sampler!r} gives batches by min_columns and "
+            "samples_per_insert, so workers could wait forever for new weights: it needs mode non_blocking, or "
+            "sampler fifo",
             key="mode",
         )
     if buffer.num_workers > 1 and spec.config.num_envs != buffer.batch_size:
         raise ConfigError(
-            f"mode is blocking, and the {buffer.num_workers} shards of the buffer each wait for whole batches, which "
-            f"workers of {spec.config.num_envs} environments would leave unfinished in several: that needs one shard, "
-            f"or num_envs {buffer.batch_size}, a batch",
+            f"mode is blocking, and workers of {spec.config.num_envs} environments would leave an incomplete batch "
+            f"in each of the buffer's {buffer.num_workers} shards, and wait forever: use one shard, or num_envs "
+            f"{buffer.batch_size}, a whole batch",
             key="mode",
         )
     of_all = workers * spec.config.num_envs
     if spec.update_columns % of_all:
         raise ConfigError(
             f"mode is blocking, where {workers} workers x {spec.config.num_envs} environments give {of_all} columns "
-            f"with each version of the weights, but new weights come of {spec.update_columns} (batch_size x ranks x "
+            f"with each version of the weights, but new weights need {spec.update_columns} (batch_size x ranks x "
             f"weights_publish_interval): that must be a multiple, such as batch_size {of_all}",
             key="mode",
         )

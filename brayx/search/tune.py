@@ -171,7 +171,7 @@ def tune(
     counts = {"num_trials": num_trials, "num_steps": num_steps, "interval_steps": interval_steps}
     for key, count in counts.items():
         if count is not None and count < 1:
-            raise ConfigError(f"{key} is {count}, expected 1 at least", key=key)
+            raise ConfigError(f"{key} is {count}, expected at least 1", key=key)
     if num_trials < 2 and method == "pbt":
         raise ConfigError("pbt needs at least two trials", key="num_trials")
     check(algorithm, space)

@@ -1,6 +1,6 @@
 """The hub of a trial: collects all samples, and writes their numbers to MLflow in a thread.
 
-The local host runs it in a process of its own (`brayx.tracking.clerk`), the cluster in a named actor
+The local host runs it in a separate process (`brayx.tracking.clerk`), the cluster in a named actor
 (`brayx.cluster.hub`). Knows nothing of Ray, nor of the recording code.
 """
 

@@ -107,7 +107,7 @@ class PendingCheckpoints:
             self._ended = True
 
     def check(self) -> None:
-        """Raises `error`. A checkpoint that came since the last `save` is none: the next one saves it."""
+        """Raises `error`. A checkpoint that still waits is no error: the next `save` writes it."""
         if self.error is not None:
             raise self.error
 

@@ -404,7 +404,7 @@ def _having(versions: Iterable[ModelVersion], tags: Mapping[str, str]) -> ModelV
 
 
 def _content(folder: Path) -> str:
-    """A digest of a checkpoint's weights, or of all its files where no one of them is the weights."""
+    """A digest of a checkpoint's weights, or of all its files if it has no ``weights.npz``."""
     weights = folder / "weights.npz"
     files = [weights] if weights.is_file() else sorted(path for path in folder.rglob("*") if path.is_file())
     digest = hashlib.blake2b(digest_size=8)

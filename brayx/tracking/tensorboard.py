@@ -1,7 +1,7 @@
 """TensorBoard's event files: a trial's scalars, histograms and graph.
 
 TensorBoard reads the event files of a folder one after another, and never returns to one that it has left. So each
-process writes to a folder of its own, or to one file after another. Needs the package ``tensorboard``, which is
+process writes to its own folder, or to one file after another. Needs the package ``tensorboard``, which is
 imported when the first file is opened; TensorFlow is not needed.
 """
 

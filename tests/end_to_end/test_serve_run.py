@@ -94,7 +94,7 @@ def test_the_shipped_file_before_any_champion_serves_untrained_and_says_what_to_
         code, reply = call(url, b"{}", session="game-2", step_kind="tick")
         assert (code, json.loads(reply)["error"]) == (404, "session_unknown")
         assert "send step_kind start first" in json.loads(reply)["message"]
-        assert "asks for no token" not in command.err + command.out
+        assert "requires no token" not in command.err + command.out
         said = [line for line in (command.err + command.out).splitlines() if "untrained" in line]
         assert len(said) == 1, said
         assert re.search(r"brayx (train|demo)|make demo", said[0]), said
@@ -111,7 +111,7 @@ def test_the_champion_is_served_behind_haproxy(tmp_path: Path, tracking_db: str)
     opened = {"RAY_AUTH_MODE": "disabled", "RAY_AUTH_TOKEN": None}
     words = tuned("serve", "run", "serve_config.yaml")
     with serve_run(words, tmp_path, lambda: bool(status(url)), opened) as command:
-        command.until(command.says("Ray asks for no token: anyone who reaches its ports"), "it warned")
+        command.until(command.says("Ray requires no token: anyone who reaches its ports"), "it warned")
         assert status(url)["policy_versions"] == {"model": 1}, "the registry's version, by which it is promoted"
         assert status(url)["registered"] == {"model": ["models:/cartpole/1"]}
         assert play(url) == [0, 0, 1], "it pushes where the pole leans"

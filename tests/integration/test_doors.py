@@ -495,7 +495,7 @@ def test_a_cluster_is_joined_only_where_its_serve_listens(service: str) -> None:
     joined = subprocess.run(words, capture_output=True, text=True, timeout=4 * WAIT_S, check=True, cwd=ROOT)
     same, any_port, other = joined.stdout.splitlines()
     assert same == any_port == service
-    assert f"listens at 127.0.0.1:{port} already: take that with --set" in other
+    assert f"listens at 127.0.0.1:{port} already: use that with --set" in other
 
 
 def test_an_unreachable_service_is_an_error_at_once() -> None:

@@ -1,4 +1,4 @@
-"""The newest recording's picture. Knows nothing of what it is beside."""
+"""The newest recording's picture. Knows nothing of the rest of the page."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ async def test_a_start_that_comes_again_is_that_of_a_session_of_its_own() -> Non
     [
         ({"observations": {"side": {"shape": [5]}}}, r"observations\.side\.shape is \[5\], expected \[2\]"),
         ({"behaviour": "other"}, 'behaviour is "other", expected "agent"'),
-        ({"contract": "sha256:0"}, "contract is 'sha256:0', another than this service has: expected the whole"),
+        ({"contract": "sha256:0"}, "contract is 'sha256:0', not the one of this service: expected the whole"),
     ],
 )
 async def test_a_game_with_another_contract_is_refused_by_field(change: Mapping[str, Any], message: str) -> None:

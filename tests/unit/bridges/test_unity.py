@@ -199,7 +199,7 @@ def test_a_game_that_crashed_is_followed_by_another(
         with connected(bridge) as caller:
             caller.call(agents_message({BEHAVIOUR: [one(1)]}, [behaviour()]))
             caller.call(leaving())
-    assert "calls anew; the game before it has ended without a word" in said(capsys)
+    assert "calls again; its previous game ended without notice" in said(capsys)
     assert [len(session.ticks) for session in service.sessions] == [1, 1]
 
 

@@ -121,9 +121,9 @@ def test_a_recurrent_state_other_than_declared_is_refused(spec, returns, begin, 
     [
         (
             '"value": x[:, 0], "policy": x',
-            "model 'model': the model's outputs are ['policy', 'value'], and name no policy: expected logits, or mean "
-            "and log_std, or tanh_mean and tanh_log_std, or logits and mean and log_std; it gave: policy [N, 3], "
-            "value [N]",
+            "model 'model': the model's outputs are ['policy', 'value'], none of which is a policy's: expected logits, "
+            "or mean and log_std, or tanh_mean and tanh_log_std, or logits and mean and log_std; it gave: "
+            "policy [N, 3], value [N]",
         ),
         (
             '"logits": x',

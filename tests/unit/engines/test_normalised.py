@@ -135,7 +135,7 @@ async def test_a_model_without_normalisation_refuses_a_normalised_version():
     model = LocalModel(build_engine("onnx", module, example))
     with pytest.raises(BadWeights, match="normalise") as raised:
         model.load(4, module_weights(module) | to_weights(normaliser_of(cartpole).scalings(), ["obs"]))
-    assert "started anew" in str(raised.value)
+    assert "restart it" in str(raised.value)
     assert model.version == 0
     await model.close()
 

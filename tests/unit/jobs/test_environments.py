@@ -98,15 +98,15 @@ def test_blocking_workers_that_would_wait_for_each_other_are_refused() -> None:
 
 def test_blocking_workers_that_would_share_out_a_batch_over_shards_are_refused() -> None:
     said = refusal("buffer.num_workers=2").message
-    assert "the 2 shards of the buffer" in said
-    assert "or num_envs 16, a batch" in said
+    assert "of the buffer's 2 shards" in said
+    assert "or num_envs 16, a whole batch" in said
     check_job(job("buffer.num_workers=2", "rollout.num_envs=16", "trainer.weights_publish_interval=2"))
     check_job(job("buffer.num_workers=2", "rollout.mode=non_blocking"))
 
 
 def test_blocking_workers_before_a_buffer_that_samples_are_refused() -> None:
     said = refusal("buffer.sampler=uniform").message
-    assert "sampler is 'uniform'" in said
+    assert "sampler 'uniform'" in said
     assert "needs mode non_blocking, or sampler fifo" in said
     check_job(job("buffer.sampler=uniform", "rollout.mode=non_blocking"))
 

@@ -67,7 +67,7 @@ def test_every_command_takes_the_league_with_the_newest_snapshot_or_that_of_a_tr
     promoted = command("promote", "--league", "main:3", "--trial", "second", "--tracking", uri)
     assert (promoted.returncode, "four version 3 is champion now" in promoted.stdout) == (0, True), promoted.stderr
     refused = command("promote", "--league", "models:/four/3", "--trial", "second", "--tracking", uri)
-    assert "trial is 'second', and models:/four/3 is of its own" in refused.stderr
+    assert "trial is 'second', but models:/four/3 has its own trial" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ NEVER = player(snapshot_every=None)
         (EITHER, 40, [0.5, 0.9], "win rate 0.700 over 2 opponents, snapshot_at is 0.7"),
         (EITHER, 40, [0.5, 0.5], ""),
         (AT, 10**9, [0.0, 1.0], ""),
-        (EITHER, 40, [], "40 env steps, and nobody to play against"),
+        (EITHER, 40, [], "40 env steps, and no opponent to play against"),
         (NEVER, 10**9, [1.0], ""),
     ],
 )

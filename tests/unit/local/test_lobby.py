@@ -72,7 +72,7 @@ def test_the_first_start_says_the_contract_and_starts_are_held_until_the_model_a
                 first.start(json.dumps({"contract": 1}))
             with pytest.raises(BadBody, match=r"observations\.side takes the network to \d+ parameters"):
                 first.start(json.dumps({**CONTRACT, "observations": {"side": {"shape": [2**24]}}}))
-            with pytest.raises(BadBody, match="no contract is known yet: send all of it"):
+            with pytest.raises(BadBody, match="no contract is known yet: send the whole one"):
                 first.start(json.dumps({"contract": "sha256:1"}))
             with pytest.raises(Overloaded, match="no game has sent its contract yet"):
                 second.call("1")

@@ -48,7 +48,7 @@ def test_options_reach_the_environment():
         ("CartPole-v11", {}, "'CartPole-v11': .*'CartPole-v1'$"),
         ("Nope-v1", {}, "'Nope-v1': [^']*'[^']*'$"),
         ("missing:Nope-v1", {}, "'missing:Nope-v1': .*missing"),
-        ("Pendulum-v1", {"vectorization": "native"}, "no vector environment of its own"),
+        ("Pendulum-v1", {"vectorization": "native"}, "no native vector environment"),
         ("Pendulum-v1", {"options": {"gravity": 1}}, "unexpected keyword argument 'gravity'"),
         (Counting, {"options": {"g": 1}}, "a factory sets its own"),
         (lambda: SyncVectorEnv([Counting] * 2), {}, "has 2 environments, expected 3"),

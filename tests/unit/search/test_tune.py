@@ -109,7 +109,7 @@ def test_options_that_a_copy_cannot_change_are_refused(tmp_path: Path, option: s
 @pytest.mark.parametrize(
     ("counts", "message"),
     [
-        ({"num_steps": 0}, "num_steps is 0, expected 1 at least"),
+        ({"num_steps": 0}, "num_steps is 0, expected at least 1"),
         ({"num_steps": -5}, "num_steps is -5"),
         ({"interval_steps": 0}, "interval_steps is 0"),
         ({"interval_steps": -1}, "interval_steps is -1"),
