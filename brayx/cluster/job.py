@@ -177,6 +177,8 @@ class _RayTraining(JobTraining):
         self._is_deployed = False
         starting = "the learner and the actors" if self.actor else "the learner"
         say(f"Ray is up; the timer starts now. Starting {starting}")
+        if job.has_contract and job.self_plays:
+            say("self_play has no effect on a cluster: all teams of a behaviour learn with one model")
 
     def open_doors(self) -> None:
         pass  # a deployment takes long: it starts beside the learner

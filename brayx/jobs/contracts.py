@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SELF_PLAY_TAG = "brayx.self_play"
 """Tag of a trial whose behaviour has played against itself: the name under which its versions are registered."""
+RIVALS_TAG = "brayx.rivals"
+"""Tag of such a trial if behaviours play against each other: the run with the books of all of them."""
 CONTRACT_TAG = "brayx.contract"
 """Tag of a trial and of its registered versions: the contract's id."""
 BEHAVIOUR_TAG = "brayx.behaviour"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from brayx.league.files import DIGEST_TAG, POINTS_TAG
+from brayx.league.files import DIGEST_TAG, PLAYER_TAG, POINTS_TAG
 from brayx.league.ledger import Ledger, RatingPoint
 from brayx.league.member import Member
 from brayx.league.payoff import Payoff
@@ -84,6 +84,8 @@ def draw_league(trial: Trial, books: str, env_steps: Mapping[str, int], pool: st
     for snapshot in snapshots:
         version = snapshot.member.version
         before = registered.get(version, {})
+        if before.get(PLAYER_TAG, snapshot.member.player) != snapshot.member.player:
+            continue  # another behaviour's, whose pool has this version, too
         changed = {name: text for name, text in tags_of(snapshot, ratings).items() if before.get(name, "") != text}
         tag(pool, version, changed, trial.uri)
 

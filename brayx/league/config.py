@@ -247,16 +247,17 @@ class SelfPlayConfig(BaseModel):
     gate: GateConfig = GateConfig(min_games=50, share=0.2)
     """When a past version becomes champion."""
 
-    def league(self, model: str) -> LeagueConfig:
+    def league(self, model: str, player: str = MAIN) -> LeagueConfig:
         """The league of one player that self-play is.
 
         Args:
             model: name of the model component.
+            player: name of the player.
         """
         shares = {str(pool): share for pool, share in self.against.items()}
         main = PlayerConfig(role="main", against=shares, snapshot_every=self.snapshot_every)
         return LeagueConfig(
-            model=model, players={MAIN: main}, pool_size=self.pool_size, resident=self.resident, gate=self.gate
+            model=model, players={player: main}, pool_size=self.pool_size, resident=self.resident, gate=self.gate
         )
 
     @field_validator("against")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from brayx.errors import ConfigError, LeagueError
-from brayx.jobs.contracts import SELF_PLAY_TAG
+from brayx.jobs.contracts import RIVALS_TAG, SELF_PLAY_TAG
 from brayx.league.files import PLAYER_TAG, books_file
 from brayx.tracking import Trial
 from brayx.tracking.finding import newest_runs
@@ -98,7 +98,7 @@ def league_of(run_id: str, uri: str) -> Trial:
     """
     player = Trial.attach(uri, run_id)
     tags = player.tags()
-    parent = run_id if SELF_PLAY_TAG in tags else tags.get(PARENT_TAG)
+    parent = tags.get(RIVALS_TAG) or (run_id if SELF_PLAY_TAG in tags else tags.get(PARENT_TAG))
     if parent is None:
         raise LeagueError(f"trial {player.name!r} (run {run_id}) belongs to no league", run_id=run_id)
     return Trial.attach(uri, parent)
@@ -155,7 +155,7 @@ def parent_of(uri: str, run_id: str) -> str | None:
     if player is None:
         return None
     tags = player.data.tags
-    return run_id if SELF_PLAY_TAG in tags else tags.get(PARENT_TAG, run_id)
+    return tags.get(RIVALS_TAG) or (run_id if SELF_PLAY_TAG in tags else tags.get(PARENT_TAG, run_id))
 
 
 def _league(uri: str, run_id: str) -> Trial | None:

@@ -73,6 +73,7 @@ class Game:
         ended: by seat, the reason for which its session ended.
         refused: results refused before it ended, of any session.
         drawn_s: when it was drawn, by the machine's monotonic clock.
+        teams: seats of each team; empty: those that the league's options say.
     """
 
     id: str
@@ -83,6 +84,7 @@ class Game:
     ended: dict[int, str] = field(default_factory=dict)
     refused: int = 0
     drawn_s: float = field(default_factory=time.monotonic, compare=False)
+    teams: Sequence[Sequence[int]] = ()
 
     def report(self, session: str, value: Any) -> None:
         """Sets the result of a session's seat. Repeating the same result changes nothing.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from brayx.errors import LeagueError
@@ -100,6 +100,20 @@ class League:
                     return self._seats.decide(game, player, opponents, rng)
         return self._seats.draw(game, self._matchmaker, rng)
 
+    def meet(self, game: str, players: Sequence[str], opponents: Sequence[str]) -> Game:
+        """Draws the members of a stretch of self-play (`brayx.league.sides`), as `draw`.
+
+        Args:
+            game: id of the draw.
+            players: who plays the team that learns.
+            opponents: who plays the other teams.
+
+        Returns:
+            A game with a member for each of both, in their order; of a game with one player and one opponent, the
+            learner may be the second.
+        """
+        return self.draw(game)
+
     def finish(self, game: Game, *, again: bool = False) -> Finished:
         """Takes a game that has ended; it is counted if every seat has a result.
 
@@ -114,7 +128,7 @@ class League:
         Raises:
             LeagueError: the books cannot be written; the game counts for nothing.
         """
-        finished = Finished.of(game, self._seats.teams)
+        finished = Finished.of(game, game.teams or self._seats.teams)
         if self._ledger.has(game.id):
             return finished if again else finished.repeated()
         pairs: dict[tuple[Member, Member], Pair] = {}
@@ -180,7 +194,7 @@ class League:
         grew = last is not None and not restarts
         snapshot = Snapshot(member, digest, last.member if last and grew else None, env_steps, time.time())
         self.ratings.inherit(member, live)
-        lost = snapshots.to_drop([*self.pool, member], self.ratings.points, self._champion, self._config.pool_size)
+        lost = self._to_drop([*self.pool, member], player)
         forgotten = [live] if restarts else []
         for forgotten_member in forgotten:
             self.ratings.forget(forgotten_member)
@@ -325,6 +339,10 @@ class League:
     def _gate(self) -> tuple[Member | None, Payoff, list[Member], GateConfig]:
         """Arguments of the functions in `gates`, besides the candidate."""
         return self._champion, self.payoff, self._matchmaker.frozen + self._incumbents, self._config.gate
+
+    def _to_drop(self, pool: Sequence[Member], player: str) -> list[Member]:
+        """The snapshots that leave the pool, as one of a player is frozen."""
+        return snapshots.to_drop(pool, self.ratings.points, self._champion, self._config.pool_size)
 
     def _write(self, write: Callable[[], None]) -> None:
         """Writes to the books; if that fails, restores the state in memory from the books."""

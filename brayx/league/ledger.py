@@ -150,9 +150,9 @@ class Ledger:
             curves.setdefault(Member.parse(member), []).append(RatingPoint(*point))
         return curves
 
-    def champion(self) -> Member | None:
-        """The champion, if there is one."""
-        rows = self._rows("SELECT value FROM facts WHERE name = 'champion'")
+    def champion(self, player: str = "") -> Member | None:
+        """The champion, if there is one; of a player, if each has its own."""
+        rows = self._rows("SELECT value FROM facts WHERE name = ?", f"champion {player}".rstrip())
         return Member.parse(rows[0][0]) if rows else None
 
     def incumbents(self) -> list[Member]:
@@ -216,10 +216,11 @@ class Ledger:
             for label in labels + [forgotten_member.label for forgotten_member in forgotten]:
                 self._db.execute("DELETE FROM pairs WHERE a = ? OR b = ?", (label, label))
 
-    def crown(self, champion: Member) -> None:
-        """Writes the champion."""
+    def crown(self, champion: Member, player: str = "") -> None:
+        """Writes the champion, or that of a player."""
         with self._transaction():
-            self._db.execute("INSERT OR REPLACE INTO facts VALUES ('champion', ?)", (champion.label,))
+            fact = f"champion {player}".rstrip(), champion.label
+            self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", fact)
 
     def write_curve(self, member: Member, curve: Sequence[RatingPoint]) -> None:
         """Replaces the curve of a member; one of more than `MAX_POINTS` is thinned out."""

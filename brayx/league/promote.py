@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from brayx.engines.base import load_weights
 from brayx.errors import ConfigError, LeagueError
-from brayx.jobs.contracts import SELF_PLAY_TAG
+from brayx.jobs.contracts import RIVALS_TAG, SELF_PLAY_TAG
 from brayx.league import check as league_check
 from brayx.league.champion import ALIAS, met, stays
 from brayx.league.config import LeagueConfig, SelfPlayConfig
@@ -127,7 +127,13 @@ def recorded_league(trial: Trial) -> tuple[str, LeagueConfig, dict[str, Any]]:
     Raises:
         LeagueError: the trial records no such options.
     """
-    job, self_play = _nested(_newest_params(trial)), trial.tags().get(SELF_PLAY_TAG)
+    tags = trial.tags()
+    if RIVALS_TAG in tags:
+        raise LeagueError(
+            f"league {trial.name!r} (run {trial.run_id}) is of behaviours that play different teams, a model each; "
+            "its champions follow their points, and this needs a league of one model"
+        )
+    job, self_play = _nested(_newest_params(trial)), tags.get(SELF_PLAY_TAG)
     parts = [part for part in job.values() if isinstance(part, dict)]
     leagues = [part for part in parts if part.get("kind") == ("league" if self_play is None else "self_play")]
     models = [part for part in parts if part.get("kind") == "model"]

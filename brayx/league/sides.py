@@ -1,17 +1,18 @@
 """Sides: which team of a game plays with which version, in self-play. Pure; knows nothing of weights or agents.
 
-All games that begin in the same stretch have the same sides: one team learns, and one opponent plays all others. After
-`SelfPlayConfig.swap_every` steps the next stretch begins with another opponent. So it does not matter which agents of a
-scene play against each other. Sessions whose ids name their game have the sides of its first session. Sessions of
-several agents change their player with the stretch, and only whole episodes count, so a stretch waits for these.
+All games that begin in the same stretch have the same sides: one team learns, and one opponent plays all others; of
+teams of different behaviours, one of each behaviour. After `SelfPlayConfig.swap_every` steps the next stretch begins
+with other opponents. So it does not matter which agents of a scene play against each other. Sessions whose ids name
+their game have the sides of its first session. Sessions of several agents change their player with the stretch, and
+only whole episodes count, so a stretch waits for these.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from brayx.errors import BadBody, BadResult
 from brayx.gamecore.protocol import game_of
@@ -24,6 +25,9 @@ MAX_TEAMS = 64
 MAX_SWAPS = 20
 """A stretch waits for episodes until it has lasted as many times `SelfPlayConfig.swap_every`."""
 
+Draw = Callable[[str, Sequence[str], Sequence[str]], Game]
+"""Draws a game, see `brayx.league.league.League.meet`."""
+
 _OPPOSITE = {"win": "loss", "loss": "win", "draw": "draw"}
 
 
@@ -33,23 +37,23 @@ class Stretch:
 
     Attributes:
         learning: the team that learns.
-        player: plays that team: the learner, or in a stretch of the gate the member that is judged.
-        opponent: plays all other teams.
+        players: by player, who plays that team: the learner, or in a stretch of the gate the member that is judged.
+        opponents: by player, who plays all other teams.
         learns: whether the games are learned from; false: they are for the gate.
     """
 
     learning: int
-    player: Member
-    opponent: Member
+    players: Mapping[str, Member]
+    opponents: Mapping[str, Member]
     learns: bool
 
-    def member(self, team: int) -> Member:
-        """Who plays a team."""
-        return self.player if team == self.learning else self.opponent
+    def member(self, team: int, player: str = MAIN) -> Member:
+        """Who plays a player's sessions of a team; one whose first game begins in the stretch plays as it is."""
+        return (self.players if team == self.learning else self.opponents).get(player, Member(player))
 
-    def learned_from(self, team: int) -> bool:
-        """Whether a team's games are learned from."""
-        return self.learns and self.member(team) == Member(MAIN)
+    def learned_from(self, team: int, player: str = MAIN) -> bool:
+        """Whether a player's sessions of a team are learned from."""
+        return self.learns and self.member(team, player) == Member(player)
 
     def game(self, result: Any) -> Game:
         """A game that has ended, for `League.finish`.
@@ -61,36 +65,43 @@ class Stretch:
             BadResult: it is none of these.
         """
         word = _word(result)
+        members = [*self.players.values(), *self.opponents.values()]
+        seats, first = range(len(members)), len(self.players)
         return Game(
             uuid.uuid4().hex,
-            MAIN if self.learns else "",
-            [self.player, self.opponent],
-            sessions={"player": 0, "opponent": 1},
-            results={0: word, 1: _OPPOSITE[word]},
-            ended={0: "stop", 1: "stop"},
+            next(iter(self.players)) if self.learns else "",
+            members,
+            sessions={str(seat): seat for seat in seats},
+            results={seat: word if seat < first else _OPPOSITE[word] for seat in seats},
+            ended=dict.fromkeys(seats, "stop"),
+            teams=(seats[:first], seats[first:]),
         )
+
+
+class _Playing(NamedTuple):
+    """Whose session it is."""
+
+    player: str
+    team: int
 
 
 @dataclass
 class _Running:
-    """A game that runs: its stretch, team by session, and the result of the team that learns."""
+    """A game that runs: its stretch, its sessions, and the result of the team that learns."""
 
     stretch: Stretch
-    sessions: dict[str, int] = field(default_factory=dict)
+    sessions: dict[str, _Playing] = field(default_factory=dict)
     result: str = ""
-
-    def member(self, session: str) -> Member:
-        """Who plays a session."""
-        return self.stretch.member(self.sessions[session])
 
 
 class Sides:
-    """The sides of a behaviour's games: in self-play what `GamesInProgress` is in a league.
+    """The sides of the games of a behaviour, or of several that play against each other: in self-play what
+    `GamesInProgress` is in a league.
 
     Attributes:
-        teams: the teams that games have named.
         steps: agents' steps so far; the caller counts them.
-        env_steps: of the learner; the caller sets them.
+        env_steps: of the learners; the caller sets them.
+        done: players that learn no more; the caller adds them.
         warning: what to say once about the options; empty: nothing.
 
     Args:
@@ -99,8 +110,10 @@ class Sides:
 
     def __init__(self, config: SelfPlayConfig) -> None:
         self._config = config
-        self.teams: set[int] = set()
+        self._named: dict[str, set[int]] = {}
+        """The teams that each player's games have named."""
         self.steps = self.env_steps = 0
+        self.done: set[str] = set()
         self.warning = ""
         self._stretch: Stretch | None = None
         self._turn = self._began_at = 0
@@ -108,32 +121,49 @@ class Sides:
         """Episodes of the learning team's agents that have begun and ended in the stretch."""
         self._agents: dict[str, int] = {}
         """Agents of each session that has several."""
-        self._teams: dict[str, int] = {}
-        """Team of each session that runs."""
+        self._sessions: dict[str, _Playing] = {}
+        """Those that run."""
         self._seen: set[int] = set()
         """Teams that have had a session in the stretch."""
         self._running: dict[str, _Running] = {}
 
     @property
+    def teams(self) -> set[int]:
+        """The teams that games have named."""
+        return {team for teams in self._named.values() for team in teams}
+
+    @property
     def running_teams(self) -> set[int]:
         """Teams of the sessions that run."""
-        return set(self._teams.values())
+        return {playing.team for playing in self._sessions.values()}
 
-    def name_team(self, session: str, team: int) -> None:
-        """Notes the team of a session that starts.
+    def name_team(self, session: str, team: int, player: str = MAIN) -> None:
+        """Notes the team of a session that starts, and whose session it is.
 
         Raises:
             BadBody: the behaviour would have more than `MAX_TEAMS` teams.
         """
-        if team not in self.teams and len(self.teams) >= MAX_TEAMS:
+        named = self._named.setdefault(player, set())
+        if team not in named and len(named) >= MAX_TEAMS:
             raise BadBody(
                 f"team is {team}, and the behaviour has {MAX_TEAMS} teams, the most it can have", field="team"
             )
-        self.teams.add(team)
+        named.add(team)
         self._seen.add(team)
-        self._teams[session] = team
+        self._sessions[session] = _Playing(player, team)
 
-    def assign(self, game: str, session: str, draw: Callable[[str], Game]) -> Member:
+    def take_in(self, player: str, sides: Sides) -> None:
+        """Makes the games of another behaviour games of a player here; none of these is in a stretch yet."""
+        config, other = self._config, sides._config
+        longest = {name: max(getattr(config, name), getattr(other, name)) for name in ("swap_every", "team_every")}
+        self._config = config.model_copy(update=longest)
+        self._named[player] = sides.teams
+        self._seen |= sides._seen
+        self._sessions.update({session: _Playing(player, team) for session, (_, team) in sides._sessions.items()})
+        self._agents.update(sides._agents)
+        self.steps += sides.steps
+
+    def assign(self, game: str, session: str, draw: Draw) -> Member:
         """The member that plays a session whose team is named.
 
         Args:
@@ -142,19 +172,17 @@ class Sides:
             draw: as for `stretch`.
         """
         running = self._running.get(game or session) or _Running(self.stretch(draw))
-        running.sessions[session] = self._teams[session]
+        playing = running.sessions[session] = self._sessions[session]
         self._running[game or session] = running
-        return running.member(session)
+        return running.stretch.member(playing.team, playing.player)
 
     def learns(self, session: str, learners: Collection[str]) -> bool:
         """Whether a session is learned from: the learner plays it, and not in a game of the gate."""
         running = self._of(session)
-        return (
-            running is not None
-            and running.stretch.learns
-            and running.member(session) == Member(MAIN)
-            and MAIN in learners
-        )
+        if running is None:
+            return False
+        player, team = running.sessions[session]
+        return running.stretch.learned_from(team, player) and player in learners
 
     def result(self, session: str, value: Any) -> None:
         """Sets the result of a session: a word, or a number by its sign. The first one of the learning team counts.
@@ -165,12 +193,12 @@ class Sides:
         running = self._of(session)
         if running is None:
             raise BadResult(f"result for session {session!r}, which is unknown or over", session=session)
-        if running.sessions[session] == running.stretch.learning and not running.result:
+        if running.sessions[session].team == running.stretch.learning and not running.result:
             running.result = _word(value)
 
     def ended(self, session: str, reason: str) -> Game | None:
         """Ends a session. Returns its game, for `League.finish`, if that was the last one and there is a result."""
-        self._teams.pop(session, None)
+        self._sessions.pop(session, None)
         self._agents.pop(session, None)
         running = self._of(session)
         if running is None:
@@ -181,21 +209,32 @@ class Sides:
         del self._running[game_of(session) or session]
         return running.stretch.game(running.result) if running.result else None
 
-    def stretch(self, draw: Callable[[str], Game]) -> Stretch:
+    def stretch(self, draw: Draw) -> Stretch:
         """The sides of games that begin now.
 
         Args:
-            draw: `League.draw` of a league of one player with two seats.
+            draw: draws their members.
         """
         turn = self.env_steps // self._config.team_every
         if self._stretch is None or turn != self._turn or self._is_over(self._stretch):
-            game = draw(f"{self.env_steps} {self.steps}")  # the draw is a function of it
-            player, opponent = game.members
-            if game.learner and player != Member(game.learner):
-                player, opponent = opponent, player
             # A team without games must not be the one that learns, but one may be between two games now.
             teams = sorted(self._seen)
-            self._stretch = Stretch(teams[turn % len(teams)], player, opponent, learns=bool(game.learner))
+            teams = [team for team in teams if not self._is_done(team)] or teams
+            learning = teams[turn % len(teams)]
+            players = self._players(learning)
+            others = [
+                name for name, named in sorted(self._named.items()) if len(self._named) == 1 or named - {learning}
+            ]
+            game = draw(f"{self.env_steps} {self.steps}", players, others)  # the draw is a function of it
+            members = game.members
+            if game.learner and members[0] != Member(game.learner):
+                members = members[::-1]
+            self._stretch = Stretch(
+                learning,
+                dict(zip(players, members, strict=False)),
+                dict(zip(others, members[len(players) :], strict=True)),
+                learns=bool(game.learner),
+            )
             self._turn, self._began_at, self._episodes = turn, self.steps, 0
             self._seen = self.running_teams
         return self._stretch
@@ -214,8 +253,9 @@ class Sides:
     def _is_over(self, stretch: Stretch) -> bool:
         lasted, swap_every = self.steps - self._began_at, self._config.swap_every
         if lasted < swap_every:
-            return False
-        agents = sum(count for session, count in self._agents.items() if self._teams.get(session) == stretch.learning)
+            return self._is_done(stretch.learning)
+        learning = {session for session, (_, team) in self._sessions.items() if team == stretch.learning}
+        agents = sum(count for session, count in self._agents.items() if session in learning)
         if self._episodes >= agents:
             return True
         if lasted < MAX_SWAPS * swap_every:
@@ -226,6 +266,14 @@ class Sides:
                 f"began and ended, so no result counts: raise self_play.swap_every, which is {swap_every:,}"
             )
         return True
+
+    def _players(self, team: int) -> list[str]:
+        """The players whose games have named a team."""
+        return sorted(player for player, teams in self._named.items() if team in teams)
+
+    def _is_done(self, team: int) -> bool:
+        """Whether nobody of a team learns any more, but somebody of another team does."""
+        return self.done.issuperset(self._players(team)) and not self.done.issuperset(self._named)
 
     def _of(self, session: str) -> _Running | None:
         running = self._running.get(game_of(session) or session)

@@ -84,7 +84,7 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         self._announced, self._missing_at = {name}, time.monotonic() + _ANNOUNCED_S
         self._pool = ""
         self.factories: dict[str, AgentActorFactory] = {}
-        self.self_plays = SelfPlays(say)
+        self.self_plays = SelfPlays(clerk, say)
         self._make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
         resumed = clerk.call(contracts_of_children, name) if clerk.may_resume else []
         contracts = {parse_contract(document).behaviour: document for document in (*resumed, *lobby.job.contracts)}

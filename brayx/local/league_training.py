@@ -35,6 +35,9 @@ from brayx.replay.buffer import NullBuffer
 from brayx.tracking.clerk import Clerk
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from brayx.league.member import Member
     from brayx.model.local import LocalModel
     from brayx.replay.packing import Layout
 
@@ -48,6 +51,7 @@ class LocalLeagueTraining:
         clerk: writes the league's trial.
         say: prints a line above the display.
         recorded: the job as snapshots record it; None: ``job``.
+        league_clerk: writes the trial with the league's books; None: ``clerk``.
 
     Attributes:
         numbers: sums over all players.
@@ -67,26 +71,24 @@ class LocalLeagueTraining:
         clerk: Clerk,
         say: Callable[[str], None],
         recorded: JobConfig | None = None,
+        league_clerk: Clerk | None = None,
     ) -> None:
         self._name = only("league", job.leagues)
         self._job, self._config, self._clerk, self._layout = job, job.leagues[self._name], clerk, layout
         self._scripts = scripts_of(self._config, job.folder)
-        trial = clerk.trial()
-        files = SnapshotFiles(league_folder(trial) / "weights")
+        files = SnapshotFiles(league_folder(clerk.trial()) / "weights")
         self.numbers = self._recorder()
         self._dropped: list[ActingModel] = []
+        books = league_clerk or clerk
         self.training: LeagueTraining[LocalTrainee] = LeagueTraining(
-            job, trial, clerk, self, files, say, recorded or job
+            job, books.trial(), books, self, files, say, recorded or job
         )
         model = job.models[self._config.model]
         module, example = build_model(job.folder, model.module, self._config.model, job.in_mode("train").as_dict())
         resident = model.model_copy(update={"max_versions": self._config.max_versions})
         self._snapshots = ActingModel(resident, module, example, self.numbers, fetch=files.get)
-        self._ledger = Ledger(books_file(trial))
-        meet_champion(job, self._ledger, files, clerk, module, say)
-        league = League(self._config, self._ledger, seed=job.seed)
-        self.league = self._running(league)
-        fetch_snapshots(job, league.pool, files, clerk, module)
+        self._ledger, pool = self._open(files, module, say)
+        fetch_snapshots(job, pool, files, clerk, module)
 
     @property
     def opponents(self) -> list[ActingModel | LocalModel]:
@@ -145,6 +147,14 @@ class LocalLeagueTraining:
         numbers.listen(self._clerk.push)
         return numbers
 
+    def _open(self, files: SnapshotFiles, module: nn.Module, say: Callable[[str], None]) -> tuple[Ledger, list[Member]]:
+        """Sets `league`; returns its books, and the snapshots that are versions of this model."""
+        ledger = Ledger(books_file(self._clerk.trial()))
+        meet_champion(self._job, ledger, files, self._clerk, module, say)
+        league = League(self._config, ledger, seed=self._job.seed)
+        self.league = self._running(league)
+        return ledger, league.pool
+
     def _running(self, league: League) -> LocalLeague:
         """The league's part that gives sessions their players."""
         return LocalLeague(league, GamesInProgress(self._config), self.numbers)
@@ -174,6 +184,7 @@ class LocalLeague(RunningLeague):
         self._league, self._games = league, games
         self._numbers = numbers
         self._lock = threading.Lock()
+        self._draw: Callable[..., Game] = league.draw
         self._acting: dict[str, Any] = {}
         self._replaced: list[LocalModel] = []
         self._closing: set[asyncio.Task[None]] = set()
@@ -187,7 +198,7 @@ class LocalLeague(RunningLeague):
         """See `brayx.actor.players.Players.seat`."""
         self._loop = asyncio.get_running_loop()
         with self._lock:
-            member = self._games.assign(game_of(session), session, self._league.draw)
+            member = self._games.assign(game_of(session), session, self._draw)
             learns = self._games.learns(session, self._league.learners)
             player = self._seating.seated(
                 member.player,

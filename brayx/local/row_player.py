@@ -34,8 +34,8 @@ class Stretches(Protocol):
     def stretch(self) -> Stretch | None:
         """The sides of games that begin now; None: there are none yet, and all agents learn."""
 
-    def services_of(self, stretch: Stretch | None, team: int) -> Services:
-        """The services of a team's agents."""
+    def services_of(self, stretch: Stretch | None, team: int) -> tuple[Services, bool]:
+        """The services of a team's agents, and whether their steps are learned from."""
 
     def count(self, game: Game) -> None:
         """Counts a game that has ended."""
@@ -65,7 +65,7 @@ class RowPlayer:
         self._session, self._team, self._stretches = session, team, stretches
         self._began: dict[int, Stretch | None] = {}
         """The stretch in which each agent's episode began."""
-        self.learner = stretches.services_of(None, team)
+        self.learner, _ = stretches.services_of(None, team)
         self._enter(stretches.stretch())
 
     def seated(self, leave: Callable[[str], None]) -> SeatedPlayer:
@@ -108,8 +108,8 @@ class RowPlayer:
                 self.learner.buffers[name].push(fragment)
 
     def _enter(self, stretch: Stretch | None) -> None:
-        self._stretch, self.learns = stretch, stretch is None or stretch.learned_from(self._team)
-        self.services = self._stretches.services_of(stretch, self._team)
+        self._stretch = stretch
+        self.services, self.learns = self._stretches.services_of(stretch, self._team)
         if self.learns:
             self.learner = self.services
 

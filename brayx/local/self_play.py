@@ -1,42 +1,58 @@
-"""Self-play of one behaviour on the local host: a league of one player, whose opponents are its own past.
+"""Self-play on the local host: of one behaviour, a league of one player whose opponents are its own past; or of several
+that play different teams, whose opponents are each other's past (`brayx.league.rivals`).
 
 Books, snapshots and gate are those of a league (`brayx.local.league_training`), but teams have sides instead of seats
-(`brayx.league.sides`). It begins when the behaviour's games have named two teams; until then all sessions learn. Knows
-nothing of doors or progress.
+(`brayx.league.sides`). It begins when the games have named two teams; until then all sessions learn. Knows nothing of
+doors or progress.
 """
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brayx.actor.agent import Services
 from brayx.actor.players import LearningPlayer, SeatedPlayer, no_league
-from brayx.errors import TrackingError
+from brayx.engines.base import check_weights, layout_of
+from brayx.engines.torch import module_weights
+from brayx.errors import BadWeights, TrackingError
 from brayx.jobs.champion import behaviour_pool
-from brayx.jobs.config import JobConfig
-from brayx.jobs.contracts import SELF_PLAY_TAG
-from brayx.league.config import SelfPlayConfig
+from brayx.jobs.config import JobConfig, pool_name
+from brayx.jobs.contracts import RIVALS_TAG, SELF_PLAY_TAG
+from brayx.league.champion import alias_of, registered_weights
+from brayx.league.config import MAIN, POOLS, LeagueConfig, SelfPlayConfig
 from brayx.league.files import books_file
 from brayx.league.games import Finished, Game
 from brayx.league.league import League
+from brayx.league.ledger import Ledger
+from brayx.league.member import INCUMBENT, Member
+from brayx.league.rivals import Rivals
 from brayx.league.sides import Sides, Stretch
 from brayx.local.league_training import LocalLeague, LocalLeagueTraining
 from brayx.local.row_player import RowPlayer
 from brayx.local.trainee import LocalTrainee
+from brayx.metrics import Recorder
 from brayx.metrics.numbers import LocalNumbers
+from brayx.model.snapshots import SnapshotFiles, digest_of
 from brayx.replay.buffer import NullBuffer
 from brayx.tracking import Trial
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from brayx.gamecore.contract_ticks import Tick
     from brayx.league.training import LeagueTraining
     from brayx.model.acting import ActingModel
     from brayx.model.local import LocalModel
+    from brayx.tracking.clerk import Clerk
     from brayx.types import Columns, Fragment
 
 _START_S, _RETRY_S = 3.0, 10.0
@@ -51,6 +67,7 @@ class TeamPlayers:
         services: the models, buffers and recorder of a session that learns.
 
     Attributes:
+        name: the behaviour as a player.
         sides: which team plays with which weights.
         services: as given.
         league: draws the opponents; None: there are none yet, and all sessions learn.
@@ -58,23 +75,23 @@ class TeamPlayers:
     """
 
     def __init__(self, config: SelfPlayConfig, services: Services) -> None:
-        self.sides, self.services = Sides(config), services
+        self.name, self.sides, self.services = MAIN, Sides(config), services
         self.league: SidesLeague | None = None
         self.is_resumed = False
 
     async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
         """See `brayx.actor.players.Players.seat`."""
-        team = start["contract"].team
-        self.sides.name_team(session, team)
+        league, team = self.league, start["contract"].team  # first: a group's league comes after its sides
+        self.sides.name_team(session, team, self.name)
 
         def leave(reason: str) -> None:
             self.sides.ended(session, reason)
 
         if start.get("rows"):
             return RowPlayer(session, team, self).seated(leave)
-        if self.league is None:
+        if league is None:
             return replace(no_league(self.services), leave=leave)
-        player = await self.league.seat(session)
+        player = await league.seat(session)
 
         def report_sign(tick: Tick) -> None:
             """Reports the last reward of a game that gives no other result: its sign counts, as in ML-Agents."""
@@ -87,9 +104,9 @@ class TeamPlayers:
         """See `Stretches.stretch`."""
         return None if self.league is None else self.league.stretch()
 
-    def services_of(self, stretch: Stretch | None, team: int) -> Services:
+    def services_of(self, stretch: Stretch | None, team: int) -> tuple[Services, bool]:
         """See `Stretches.services_of`."""
-        return self.services if stretch is None or self.league is None else self.league.services(stretch, team)
+        return (self.services, True) if stretch is None or self.league is None else self.league.services(stretch, team)
 
     def count(self, game: Game) -> None:
         """See `Stretches.count`."""
@@ -106,27 +123,40 @@ class TeamPlayers:
 
 
 class SelfPlay(LocalLeagueTraining):
-    """Trains a behaviour against its own past.
+    """Trains a behaviour against its own past, or against that of other behaviours.
 
     Args:
         job: the behaviour's job, which has ``self_play``.
         trainee: its learner, which runs already.
         players: give its sessions their players, from now on those of this league.
         say: prints a line above the display.
+        group: the behaviours that play against each other, and this one; None: it plays itself.
 
     Errors are those of `LocalLeagueTraining`.
     """
 
     league: SidesLeague
+    _env_steps = 0
 
-    def __init__(self, job: JobConfig, trainee: LocalTrainee, players: TeamPlayers, say: Callable[[str], None]) -> None:
-        self._trainee, self._players = trainee, players
+    def __init__(
+        self,
+        job: JobConfig,
+        trainee: LocalTrainee,
+        players: TeamPlayers,
+        say: Callable[[str], None],
+        group: RivalGroup | None = None,
+    ) -> None:
+        self._trainee, self._players, self._group = trainee, players, group
         self._say: Callable[[str], None] | None = say
         (options,) = job.self_plays.values()
-        league = options.league(trainee.config.model)
         project = trainee.clerk.call(behaviour_pool, True, start_s=_START_S)  # others may be learning: do not wait long
+        if group is not None:
+            group.take_in(players)
+            trainee.clerk.later(Trial.set_tag, RIVALS_TAG, group.clerk.trial().run_id)
+        league = options.league(trainee.config.model, players.name)
         job_of_league = job.model_copy(update={"project": project, "leagues": {"league": league}})
-        super().__init__(job_of_league, trainee.layout, trainee.clerk, say, recorded=job)
+        books = None if group is None else group.clerk
+        super().__init__(job_of_league, trainee.layout, trainee.clerk, say, recorded=job, league_clerk=books)
         trainee.clerk.later(Trial.set_tag, SELF_PLAY_TAG, project)
         self.build_engines(but=trainee.acting)
         models = players.services.models
@@ -138,8 +168,16 @@ class SelfPlay(LocalLeagueTraining):
         if self._say is not None and self._players.sides.warning:
             self._say(self._players.sides.warning)
             self._say = None  # once
-        self._players.sides.env_steps = int(self.numbers.newest().get("env_steps", 0))
+        env_steps, sides = int(self.numbers.newest().get("env_steps", 0)), self._players.sides
+        sides.env_steps += env_steps - self._env_steps  # of all players
+        self._env_steps = env_steps
+        if not self._trainee.learner.running:
+            sides.done.add(self._players.name)
         self.training.look()
+
+    def uses_books_of(self, clerk: Clerk) -> bool:
+        """Whether it plays itself, with books in the clerk's trial."""
+        return self._group is None and self._clerk is clerk
 
     def trainee(self, player: str) -> LocalTrainee:
         """See `LeagueHost.trainee`."""
@@ -147,6 +185,27 @@ class SelfPlay(LocalLeagueTraining):
 
     def _recorder(self) -> LocalNumbers:
         return self._trainee.numbers
+
+    def _open(self, files: SnapshotFiles, module: nn.Module, say: Callable[[str], None]) -> tuple[Ledger, list[Member]]:
+        if self._group is None:
+            return super()._open(files, module, say)
+        name, pool = self._players.name, pool_name(self._job, self._config.model)
+        rivals, ledger = self._group.join(name, self._config, self._job.seed)
+        self.league = RivalsLeague(rivals, self._players.sides, self.numbers, name, self._group.lock)
+        holder = self._clerk.call(alias_of, pool)
+        with self._group.lock:
+            versions = {snapshot.member.version for snapshot in rivals.snapshots if snapshot.member.player == name}
+        if holder is not None and holder not in versions:  # the champion of an earlier training, which can be met
+            weights = self._clerk.call(registered_weights, pool, holder)
+            try:
+                check_weights(layout_of(module_weights(module)), weights)
+            except BadWeights as error:
+                say(f"version {holder} of {pool}, its champion, does not fit this model: {error.message}")
+            else:
+                files.put(holder, weights)
+                self.league.freeze(name, holder, digest_of(weights), 0)
+        with self._group.lock:
+            return ledger, [member for member in rivals.pool if member.player == name]
 
     def _running(self, league: League) -> SidesLeague:
         return SidesLeague(league, self._players.sides, self.numbers)
@@ -168,17 +227,22 @@ class SidesLeague(LocalLeague):
     """
 
     _games: Sides
+    _player = MAIN
+
+    def __init__(self, league: League, games: Sides, numbers: Recorder) -> None:
+        super().__init__(league, games, numbers)
+        self._draw = league.meet
 
     def stretch(self) -> Stretch:
         """The sides of games that begin now."""
         with self._lock:
-            return self._games.stretch(self._league.draw)
+            return self._games.stretch(self._draw)
 
-    def services(self, stretch: Stretch, team: int) -> Services:
-        """The services of a team's agents."""
-        player, version = stretch.member(team)
-        learns = stretch.learned_from(team)
-        return self._seating.seated(player, version, learns=learns, report=_nothing, leave=_nothing).services
+    def services(self, stretch: Stretch, team: int) -> tuple[Services, bool]:
+        """The services of a team's agents, and whether their steps are learned from."""
+        player, version = stretch.member(team, self._player)
+        learns = stretch.learned_from(team, self._player)
+        return self._seating.seated(player, version, learns=learns, report=_nothing, leave=_nothing).services, learns
 
     def count(self, game: Game) -> None:
         """Counts a game that has ended."""
@@ -188,10 +252,77 @@ class SidesLeague(LocalLeague):
     def _record(self, finished: Finished | None, note: str) -> None:
         if finished is None or not finished.learner:
             return
-        (opponent,) = finished.teams[1]
-        kind = "latest" if not opponent.version else "champion" if opponent == self._league.champion() else "past"
         place, other = finished.ranks
-        self._numbers.add("league_win_rate", 0.5 if place == other else float(place < other), label=kind)
+        for opponent in finished.teams[1]:
+            kind = "latest" if not opponent.version else "champion" if opponent == self._league.champion() else "past"
+            self._numbers.add("league_win_rate", 0.5 if place == other else float(place < other), label=kind)
+
+
+class RivalsLeague(SidesLeague):
+    """A player's part of `Rivals`; it sees its own champion.
+
+    Args:
+        league, games, numbers: as for `LocalLeague`.
+        player: the player.
+        lock: guards the league.
+    """
+
+    def __init__(self, league: Rivals, games: Sides, numbers: Recorder, player: str, lock: threading.Lock) -> None:
+        super().__init__(league, games, numbers)
+        self._player, self._lock = player, lock
+
+    def champion(self) -> Member | None:
+        """See `Rivals.champion_of`."""
+        champion: Member | None = self.call("champion_of", self._player)
+        return champion
+
+    def candidates(self) -> list[Member]:
+        """See `Rivals.candidates_of`."""
+        return list(self.call("candidates_of", self._player))
+
+
+class RivalGroup:
+    """The behaviours of a job that play against each other.
+
+    Attributes:
+        clerk: writes the trial with their books: the job's.
+        lock: guards their league and sides.
+
+    Args:
+        clerk: as above.
+        config: options of the first.
+    """
+
+    def __init__(self, clerk: Clerk, config: SelfPlayConfig) -> None:
+        self.clerk, self.lock = clerk, threading.Lock()
+        self._sides, self._players = Sides(config), list[TeamPlayers]()
+        self._league: tuple[Rivals, Ledger] | None = None
+
+    @property
+    def teams(self) -> set[int]:
+        """Their teams."""
+        return self._sides.teams
+
+    @property
+    def names(self) -> list[str]:
+        """Their names as players."""
+        return [players.name for players in self._players]
+
+    def take_in(self, players: TeamPlayers) -> None:
+        """Gives a behaviour's sessions the sides of the group; repeating it changes nothing."""
+        if players not in self._players:
+            self._sides.take_in(players.name, players.sides)
+            players.sides = self._sides
+            self._players.append(players)
+
+    def join(self, player: str, config: LeagueConfig, seed: int) -> tuple[Rivals, Ledger]:
+        """Adds a player to the league; returns the league and its books."""
+        if self._league is None:
+            ledger = Ledger(books_file(self.clerk.trial()))
+            self._league = Rivals({player: config}, ledger, seed=seed), ledger
+        with self.lock:
+            self._league[0].join(player, config)
+        return self._league
 
 
 def _nothing(_: Any) -> None:
@@ -213,11 +344,13 @@ class SelfPlays:
     """The self-play of all behaviours of a job.
 
     Args:
+        clerk: writes the job's trial.
         say: prints a line above the display.
     """
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+    def __init__(self, clerk: Clerk, say: Callable[[str], None]) -> None:
+        self._clerk, self._say = clerk, say
+        self._group: RivalGroup | None = None
         self._waiting: dict[str, tuple[JobConfig, LocalTrainee, TeamPlayers]] = {}
         """Behaviours that have not shown several teams yet."""
         self._playing: dict[str, SelfPlay] = {}
@@ -234,7 +367,7 @@ class SelfPlays:
         """
         for options in job.self_plays.values():
             players = TeamPlayers(options, services)
-            players.is_resumed = trainee.clerk.may_resume and books_file(trainee.clerk.trial()).exists()
+            players.is_resumed = trainee.clerk.may_resume and _played_itself(books_file(trainee.clerk.trial()))
             self._waiting[name] = job, trainee, players
             return players
         return None
@@ -247,6 +380,26 @@ class SelfPlays:
             has_teams = players.is_resumed or len(players.sides.teams) > 1
             if has_teams and time.monotonic() > self._try_at and trainee.clerk.opened():
                 self._begin(name, job, trainee, players)
+        self._look_for_rivals()
+
+    def _look_for_rivals(self) -> None:
+        """Begins the self-play of behaviours that play different teams."""
+        rivals = {name: parts for name, parts in self._waiting.items() if parts[2].sides.teams}
+        teams = {team for _, _, players in rivals.values() for team in players.sides.teams}
+        if self._group is not None:
+            teams |= self._group.teams
+        opened = all(trainee.clerk.opened() for _, trainee, _ in rivals.values())
+        if not rivals or len(teams) < 2 or not opened or time.monotonic() < self._try_at:
+            return
+        if self._group is None:
+            if any(play.uses_books_of(self._clerk) for play in self._playing.values()):
+                return  # one trial has the books of one league
+            options = next(iter(rivals.values()))[0].self_plays
+            self._group = RivalGroup(self._clerk, *options.values())
+        for name, (job, trainee, players) in rivals.items():
+            if players.name == MAIN:
+                players.name = player_name(name, self._group.names)
+            self._begin(name, job, trainee, players, self._group)
 
     def league(self, name: str) -> LeagueTraining[LocalTrainee] | None:
         """The league of a behaviour; None: it does not play itself."""
@@ -271,17 +424,44 @@ class SelfPlays:
         for play in self._playing.values():
             play.close()
 
-    def _begin(self, name: str, job: JobConfig, trainee: LocalTrainee, players: TeamPlayers) -> None:
+    def _begin(
+        self,
+        name: str,
+        job: JobConfig,
+        trainee: LocalTrainee,
+        players: TeamPlayers,
+        group: RivalGroup | None = None,
+    ) -> None:
+        teams = ", ".join(map(str, sorted(players.sides.teams)))
         try:
-            self._playing[name] = SelfPlay(job, trainee, players, lambda line: self._say(f"{name!r}: {line}"))
+            self._playing[name] = SelfPlay(job, trainee, players, lambda line: self._say(f"{name!r}: {line}"), group)
         except TrackingError as error:
             if not self._try_at:
-                self._say(f"behaviour {name!r} plays against itself as it is, until MLflow answers: {error.message}")
+                self._say(f"behaviour {name!r} waits with its self-play until MLflow answers: {error.message}")
             self._try_at = time.monotonic() + _RETRY_S
             return
         del self._waiting[name]
         if players.is_resumed:
             self._say(f"behaviour {name!r} goes on with its self-play")
-            return
-        teams = ", ".join(map(str, sorted(players.sides.teams)))
-        self._say(f"behaviour {name!r} has teams {teams}: one learns, past versions of its model play the others")
+        elif group is None:
+            self._say(f"behaviour {name!r} has teams {teams}: one learns, past versions of its model play the others")
+        else:
+            self._say(
+                f"behaviour {name!r} has team {teams}: while another team learns, past versions of its model play"
+            )
+
+
+def player_name(behaviour: str, taken: Collection[str]) -> str:
+    """A behaviour's name as a player of a league, which is no other one's."""
+    name = re.sub(r"^(?=\d)|\W", "_", behaviour, flags=re.ASCII)
+    while name in (*taken, *POOLS, INCUMBENT, MAIN):
+        name += "_"
+    return name
+
+
+def _played_itself(books: Path) -> bool:
+    """Whether books are of one behaviour that played itself, not of rivals."""
+    if not books.exists():
+        return False
+    with contextlib.closing(Ledger(books, read_only=True)) as ledger:
+        return any(snapshot.member.player == MAIN for snapshot in ledger.snapshots())

@@ -1,5 +1,5 @@
-"""A game whose contracts name two teams is learned by self-play: the learner beats its first version. It goes on with
-contracts from a file, which has another behaviour, too."""
+"""A game whose contracts name two teams is learned by self-play: the learner beats its first version. If the teams are
+different behaviours, they learn against each other's past."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ import re
 import threading
 import uuid
 from pathlib import Path
+from typing import Any
 
-from tests.end_to_end.jobs import FREE_PORTS, brayx, said_on_failure, setting, without_ray
+from brayx.tracking import find
+from tests.end_to_end.jobs import FREE_PORTS, brayx, said_on_failure, setting, trials, without_ray
 from tests.end_to_end.test_game import Side
 
 CONTRACT = {
@@ -21,7 +23,7 @@ CONTRACT = {
     "actions": {"say": {"kind": "discrete", "size": 6}},
 }
 DOOR = r"(?:connects to|the door is) (http://[\d.:]+)"
-WALKER = {**CONTRACT, "behaviour": "walker"}
+RIVALS = [{**CONTRACT, "behaviour": behaviour, "team": team} for team, behaviour in enumerate(("striker", "keeper"))]
 LENGTH = 6
 ALONE = 8
 """Games before self-play begins: too few to learn from."""
@@ -39,10 +41,12 @@ OPTIONS = (
 class Duel(Side):
     """A game of two teams that say numbers: the greater sum wins. Only the end is rewarded."""
 
+    contracts: Any = [{**CONTRACT, "team": team} for team in range(2)]
+
     def duel(self) -> None:
         sessions, sums = [uuid.uuid4().hex for _ in range(2)], [0, 0]
-        for team, session in enumerate(sessions):
-            self.post("start", session, **CONTRACT, team=team)
+        for session, contract in zip(sessions, self.contracts, strict=True):
+            self.post("start", session, **contract)
         for _ in range(LENGTH):
             for team, session in enumerate(sessions):
                 sums[team] += self.post("tick", session, obs=[0.0], reward=0.0)["say"]
@@ -51,12 +55,18 @@ class Duel(Side):
             self.post("stop", session, reward=float(reward), terminated=True)
 
 
+class OfRivals(Duel):
+    """The same, and each team is a behaviour."""
+
+    contracts = RIVALS
+
+
 class Duels:
     """Plays until the door closes; only few games before ``may_learn`` is set."""
 
-    def __init__(self, door: str) -> None:
+    def __init__(self, door: str, kind: type[Duel] = Duel) -> None:
         self.may_learn = threading.Event()
-        self._door = door
+        self._door, self._kind = door, kind
         self._threads = [threading.Thread(target=self._play, args=(seed,), daemon=True) for seed in range(2)]
         for thread in self._threads:
             thread.start()
@@ -69,7 +79,7 @@ class Duels:
 
     def _play(self, seed: int) -> None:
         with contextlib.suppress(OSError, http.client.HTTPException, RuntimeError):
-            game = Duel(self._door, seed)
+            game = self._kind(self._door, seed)
             for _ in range(ALONE):
                 game.duel()
             self.may_learn.wait(240)
@@ -79,12 +89,11 @@ class Duels:
 
 def test_teams_are_learned_by_self_play(tmp_path: Path) -> None:
     environment = without_ray(tmp_path)
-    (tmp_path / "contracts.json").write_text(json.dumps([CONTRACT, WALKER]))
-    for contract, begins, ends in (
-        ("null", "'duel' has teams 0, 1: one learns", r"main:\d+ is champion: its win rate against main:1 is"),
-        ("contracts.json", "'duel' goes on with its self-play", r"main:\d+ joins the pool"),
+    for begins, ends in (
+        ("behaviour 'duel' has teams 0, 1: one learns", r"main:\d+ is champion: its win rate against main:1 is"),
+        ("behaviour 'duel' goes on with its self-play", r"main:\d+ joins the pool"),
     ):
-        options = setting(*FREE_PORTS, *OPTIONS, f"contract={contract}")
+        options = setting(*FREE_PORTS, *OPTIONS)
         with brayx(tmp_path, "train", "game.yaml", *options, environment=environment) as train, said_on_failure(train):
             train.until(lambda train=train: re.search(DOOR, train.err), "it is open")
             door = re.search(DOOR, train.err)
@@ -99,4 +108,27 @@ def test_teams_are_learned_by_self_play(tmp_path: Path) -> None:
         standings = train.out + train.err
         assert re.search(r"main:1 +\d+ ", standings), "the table has the first version"
         assert re.search(r"main:\d+ .*champion", standings)
-        assert ("behaviour 'walker' begins to learn" in train.err) == (contract != "null")
+
+
+def test_behaviours_of_different_teams_learn_against_each_other_s_past(tmp_path: Path) -> None:
+    (tmp_path / "rivals.json").write_text(json.dumps(RIVALS))
+    options = setting(*FREE_PORTS, *OPTIONS, "contract=rivals.json", "self_play.snapshot_every=200")
+    with (
+        brayx(tmp_path, "train", "game.yaml", *options, environment=without_ray(tmp_path)) as train,
+        said_on_failure(train),
+    ):
+        train.until(lambda: re.search(DOOR, train.err), "it is open")
+        door = re.search(DOOR, train.err)
+        assert door is not None
+        duels = Duels(door[1], OfRivals)
+        duels.may_learn.set()  # a trial is open once something was learned
+        for team, behaviour in enumerate(("striker", "keeper")):
+            train.until(train.says(f"behaviour '{behaviour}' has team {team}: while another team learns"), "it begins")
+        for behaviour in ("striker", "keeper"):
+            train.until(train.says(f"'{behaviour}': {behaviour}:1 is champion: there is no champion yet"), "it plays")
+        train.control_c()
+        assert train.ended() in (0, 130)
+        duels.join()
+    for behaviour in ("striker", "keeper"):
+        (trial,) = trials(tmp_path, "game")["main" if behaviour == "striker" else behaviour]
+        assert find(f"models:/game-{behaviour}/1", trial.uri).run_id == trial.run_id

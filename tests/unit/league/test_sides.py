@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from brayx.errors import BadBody, BadResult
@@ -14,15 +16,17 @@ LIVE, PAST = Member(MAIN), Member(MAIN, 3)
 
 
 class Draws:
-    """Draws the opponents that it is given, one after the other; of the gate's games both sides."""
+    """Draws the opponents that it is given, one after the other; of the gate's games both sides; or whole games."""
 
-    def __init__(self, *opponents: Member | tuple[Member, Member]) -> None:
+    def __init__(self, *opponents: Member | Game | tuple[Member, Member]) -> None:
         self.opponents = list(opponents)
         self.ids: list[str] = []
 
-    def __call__(self, game: str) -> Game:
+    def __call__(self, game: str, players: Sequence[str], opponents: Sequence[str]) -> Game:
         self.ids.append(game)
         opponent = self.opponents.pop(0)
+        if isinstance(opponent, Game):
+            return opponent
         if isinstance(opponent, Member):
             return Game(game, MAIN, [opponent, LIVE])
         return Game(game, "", list(opponent))
@@ -86,7 +90,7 @@ def test_a_stretch_waits_for_as_many_episodes_as_the_learning_team_has_agents() 
     made.count_episodes("a", 3, 2)
     assert made.stretch(draws) is first
     made.count_episodes("a", 3, 1)
-    assert made.stretch(draws).opponent == Member(MAIN, 4)
+    assert made.stretch(draws).opponents == {MAIN: Member(MAIN, 4)}
     assert not made.warning
     made.ended("a", "stop")
     assert not made.ended("b", "stop")
@@ -101,13 +105,59 @@ def test_a_stretch_in_which_no_episode_fits_ends_with_a_warning() -> None:
     assert made.stretch(draws) is first
     made.steps += 1
     second = made.stretch(draws)
-    assert (second.opponent, made.warning) == (Member(MAIN, 4), ""), "one has fitted"
+    assert (second.member(1), made.warning) == (Member(MAIN, 4), ""), "one has fitted"
     made.steps *= 2
     assert made.stretch(draws) is not second
     assert made.warning == (
         "in 2,000 steps of all agents no episode of team 0, which has 8 agents, began and ended, so no result counts: "
         "raise self_play.swap_every, which is 100"
     )
+
+
+def rivals(**options: int) -> tuple[Sides, Draws]:
+    """The striker's games of team 0 and the keeper's of team 1, which were behaviours alone before."""
+    config = SelfPlayConfig.model_validate({"swap_every": 100, "team_every": 1000, **options})
+    together = Sides(config)
+    for team, player in enumerate(("striker", "keeper")):
+        alone = Sides(config.model_copy(update={"swap_every": 50}))
+        alone.name_team(f"{player} before", team)
+        together.take_in(player, alone)
+    striker, keeper = Member("striker"), Member("keeper")
+    games = [Game("", "striker", [striker, Member("keeper", 3)]), Game("", "keeper", [keeper, Member("striker", 4)])]
+    return together, Draws(*games)
+
+
+def test_teams_of_different_behaviours_take_turns_and_past_versions_of_the_other_one_play() -> None:
+    made, draws = rivals()
+    assert (made.teams, made.running_teams) == ({0, 1}, {0, 1})
+    for session, team, player in (("s", 0, "striker"), ("k", 1, "keeper")):
+        made.name_team(session, team, player)
+    assert made.assign("", "s", draws) == Member("striker")
+    assert made.assign("", "k", draws) == Member("keeper", 3)
+    assert (made.learns("s", ["striker", "keeper"]), made.learns("k", ["striker", "keeper"])) == (True, False)
+    made.result("k", "win")  # of the opponent
+    made.result("s", "win")
+    game = made.ended("s", "stop")
+    assert game is not None
+    assert [[game.members[seat] for seat in team] for team in game.teams] == [
+        [Member("striker")],
+        [Member("keeper", 3)],
+    ]
+    assert (game.learner, game.results) == ("striker", {0: "win", 1: "loss"})
+    made.env_steps = 1000
+    stretch = made.stretch(draws)
+    assert (stretch.member(1, "keeper"), stretch.member(0, "striker")) == (Member("keeper"), Member("striker", 4))
+    assert (stretch.learned_from(1, "keeper"), stretch.learned_from(0, "striker")) == (True, False)
+    assert stretch.learned_from(0, "defender"), "one that has come since plays as it is"
+
+
+def test_a_team_whose_learner_has_all_its_steps_gives_its_turn_to_the_other() -> None:
+    made, draws = rivals()
+    assert made.stretch(draws).learning == 0
+    made.done.add("striker")
+    assert made.stretch(draws).learning == 1
+    made.done.add("keeper")
+    assert made.stretch(draws).learning == 1, "when all are done, nothing changes"
 
 
 def test_a_team_whose_games_have_gone_does_not_learn() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,7 +16,8 @@ from brayx.league.config import MAIN, SelfPlayConfig
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
-from brayx.local.self_play import CountingBuffer, SidesLeague, TeamPlayers
+from brayx.league.rivals import Rivals
+from brayx.local.self_play import CountingBuffer, RivalGroup, RivalsLeague, SidesLeague, TeamPlayers, player_name
 from brayx.metrics import Recorder
 from brayx.replay.buffer import NullBuffer
 from tests.unit.actor.test_contract_agent import Buffer, Fixed
@@ -48,17 +49,19 @@ class Playing:
         self.players = TeamPlayers(config, services)
         self.league = League(config.league("model"), Ledger(":memory:"))
         self.league.freeze(MAIN, 1, "digest", 10)
-        sides = self.players.sides
-        nothing = {"buffer": CountingBuffer(sides, NullBuffer)}
-        seating = Seating("model", lambda version: self.past, {}, {}, self.numbers, nothing)
-        learning = LearningPlayer(self.learner, {"buffer": CountingBuffer(sides, lambda: self.buffer)}, self.numbers)
-        seating.learn(MAIN, learning)
-        self.running = SidesLeague(self.league, sides, self.numbers)
-        self.running.open(seating)
+        self.open(SidesLeague(self.league, self.players.sides, self.numbers))
         agent = AgentConfig.model_validate({"module": "brayx.actor.contract_agent", "class": "ContractAgent"})
         job = {"seed": 0, "mode": "train", "agent": {"options": {}}, "contract": CONTRACT}
         actor = ActorConfig(agents=["agent"], serialize="contract", episode_length=4)
         self.factory = AgentActorFactory.of(actor, {"agent": agent}, ".", job, services, players=self.players)
+
+    def open(self, running: SidesLeague) -> None:
+        sides, self.running = self.players.sides, running
+        nothing = {"buffer": CountingBuffer(sides, NullBuffer)}
+        seating = Seating("model", lambda version: self.past, {}, {}, self.numbers, nothing)
+        learning = LearningPlayer(self.learner, {"buffer": CountingBuffer(sides, lambda: self.buffer)}, self.numbers)
+        seating.learn(self.players.name, learning)
+        running.open(seating)
 
     async def start(self, session: str, team: int, **options: Any) -> AgentActor:
         actor = self.factory()
@@ -202,3 +205,52 @@ async def test_a_stretch_waits_for_the_episodes_of_several_agents() -> None:
             assert await rows(first, [1, 2], [1, 1], [is_over] * 2) == ([] if is_over else [LEARNER] * 2)
             assert await rows(second, [1, 2], [0, 0], [is_over] * 2) == ([] if is_over else [PAST] * 2)
     assert playing.pair() == (6, 0, 0)
+
+
+def rivals() -> tuple[Playing, Playing, Rivals]:
+    """A striker of team 0 and a keeper of team 1, with one past version each, which always plays."""
+    behaviours = {"striker": Playing(), "keeper": Playing()}
+    config = SelfPlayConfig.model_validate({"against": {"uniform": 1}, "team_every": 1000})
+    league = Rivals({name: config.league("model", name) for name in behaviours}, Ledger(":memory:"))
+    group: Any = RivalGroup(cast("Any", None), config)
+    for team, (name, playing) in enumerate(behaviours.items()):
+        league.freeze(name, 1, name, 10)
+        playing.players.name = name
+        playing.players.sides.name_team("", team)
+        for _ in range(2):  # the second time after an error
+            group.take_in(playing.players)
+        playing.open(RivalsLeague(league, playing.players.sides, playing.numbers, name, group.lock))
+        playing.begin()
+    assert group.teams == {0, 1}
+    return behaviours["striker"], behaviours["keeper"], league
+
+
+async def test_behaviours_that_play_different_teams_learn_in_turns_against_each_other_s_past() -> None:
+    striker, keeper, league = rivals()
+    for learns, other, env_steps in ((striker, keeper, 0), (keeper, striker, 1000)):
+        striker.players.sides.env_steps = env_steps
+        actors = {
+            playing: await playing.start(playing.players.name, int(playing is keeper)) for playing in (striker, keeper)
+        }
+        for _ in range(3):
+            assert await tick(actors[learns]) == LEARNER
+            assert await tick(actors[other]) == PAST
+        await finish(actors[learns], reward=1.0)
+        await finish(actors[other], reward=-1.0)
+        (fragment,) = learns.buffer.fragments
+        assert fragment.action.tolist() == [LEARNER] * 3
+        assert not other.buffer.fragments or env_steps, "what its past did is not learned from"
+        assert league.payoff.pair(Member(learns.players.name), Member(other.players.name, 1)).wins == 1
+        assert learns.numbers.summary()["league_win_rate.past"] == 1.0
+    assert len(striker.buffer.fragments) == 1
+    assert striker.players.sides.steps == 12, "of both"
+    assert striker.running.candidates() == [Member("striker", 1)]
+    assert striker.running.crown(Member("striker", 1)).passed
+    assert (striker.running.champion(), keeper.running.champion()) == (Member("striker", 1), None)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "name"), [("Striker?team=1", "Striker_team_1"), ("2nd", "_2nd"), ("past", "past_"), ("a", "a_")]
+)
+def test_a_behaviour_is_a_player_by_a_plain_name_of_its_own(behaviour: str, name: str) -> None:
+    assert player_name(behaviour, ["a"]) == name
