@@ -74,7 +74,7 @@ test-learning: setup ## trains with three seeds to the target: minutes
 test-chaos: setup ## kills processes while they train and serve
 	$(BIN)/pytest -m chaos tests $(ARGS)
 
-test-nodes: setup ## serves on three imitated machines, and cuts and kills them; needs root
+test-nodes: setup ## serves and trains on imitated machines, and cuts and kills them; needs root
 	$(BIN)/pytest -m nodes tests/nodes $(ARGS)
 
 # CI installs the newest packages that are allowed, those of the lock. Torch comes as the build of the default index.
