@@ -22,6 +22,7 @@ MARK = "BRAYX_TEST_NOTEBOOK"
 CELL_S = 420
 """For the slowest cell, which trains, on a machine that does other things too."""
 GONE_S = 15.0
+LONG = ("league", "serving", "trials")
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +30,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(
     scope="module",
     params=[
-        pytest.param(path, id=path.stem, marks=[pytest.mark.cluster] if path.stem in ("serving", "trials") else [])
+        pytest.param(path, id=path.stem, marks=[pytest.mark.cluster] if path.stem in LONG else [])
         for path in sorted(NOTEBOOKS.glob("*.ipynb"))
     ],
 )
@@ -78,6 +79,7 @@ def test_it_uses_the_python_front_only() -> None:
 SAYS = {
     "quickstart": ["the game was over after", "champion: cartpole version 1"],
     "trainer": ["nearest is 'learning_rate'", "the game was over after"],
+    "league": ["'exploiter': 'exploiter'", "beats the one below", "against expert"],
     "recordings": ["actions are equal", "the console is http://127.0.0.1:"],
     "serving": ["one tick in a hundred", "doors: http, tcp, ws"],
     "trials": ["the champion is version", "inputs: ['obs'] outputs: ['logits', 'value']"],
