@@ -115,7 +115,7 @@ def test_a_model_ends_even_if_its_replicas_do_not(monkeypatch, caplog, trial):
     named.withdraw("m", "mine", None)
     assert not there
     assert trial.status == "KILLED"
-    assert "model 'm' has ended, and" in caplog.text
+    assert "model 'm' has ended, but" in caplog.text
 
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

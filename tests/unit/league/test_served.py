@@ -281,7 +281,7 @@ def test_a_bare_websocket_asks_in_its_url(serving: Serving) -> None:
 
 
 def test_over_tcp_the_body_asks(serving: Serving) -> None:
-    with Client(serving.urls["tcp"]) as client, pytest.raises(ProtocolError, match="in its JSON body"):
+    with Client(serving.urls["tcp"]) as client, pytest.raises(ProtocolError, match="into the start's JSON body"):
         client.start(opponent={"version": 4})
     with Client(serving.url) as client, pytest.raises(ConfigError, match="expected one key"):
         client.start(opponent={"version": 4, "player": "main"})

@@ -19,7 +19,7 @@ from torch import nn
 import brayx.nets
 from brayx.engines.export import to_onnx, verify
 from brayx.engines.onnx import OnnxEngine, open_session
-from brayx.nets.central import Central, CentralisedPolicy
+from brayx.nets.central import Central, CentralisedPolicy, GroupedPolicy, GroupValue
 from brayx.nets.cnn import ImpalaCNN, NatureCNN, SmallCNN
 from brayx.nets.encoders import Binary, Embedding, Numbers, Observation, OneHot, Spatial, Text
 from brayx.nets.heads import Categorical, Gaussian, Hybrid, MultiHead, Pointer, Squashed, StateDependent, Value
@@ -36,6 +36,7 @@ SMALLEST = {"small": 20, "nature": 36, "impala": 8}
 WHOLE = torch.arange(2)
 FLAT = torch.zeros(2, 3)
 SET = torch.tensor([[[1.0, 2.0], [0.0, 0.0], [3.0, 4.0]]] * 2)
+SPEEDS = torch.zeros(2, 3, 3)
 PRESENT = torch.tensor([[1, 0, 1], [0, 0, 0]], dtype=torch.int8)
 
 
@@ -74,6 +75,8 @@ def cases():
         (ActorCritic(3, 2, (4,)), (FLAT,)),
         (Central(np.zeros(3, np.float32), network), (FLAT,)),
         (CentralisedPolicy(FLAT[0], FLAT[0], num_actions=2, network=network), ({"obs": FLAT},)),
+        (GroupValue(Observation({"speed": Numbers((3,))}), network), ({"obs": {"speed": SPEEDS}, "present": PRESENT},)),
+        (GroupedPolicy({"speed": FLAT[0]}, num_actions=2, network=network), ({"speed": FLAT},)),
         (Critics(Numbers((3,)), 2, [4]), (FLAT, torch.zeros(2, 2))),
         (SoftActorCritic(np.zeros(3, np.float32), 2), (FLAT,)),
     ]
