@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Callable
 from typing import Any
 
 import httpx
+from nicegui import Client
 from pydantic import TypeAdapter
 
 from brayx.errors import ConnectFailed, from_wire
@@ -20,12 +22,16 @@ Connect = Callable[[str], httpx.AsyncClient]
 class ApiCaller:
     """Calls the API with the viewer's own credentials, so that the page can do no more than its viewer.
 
+    A call whose viewer has gone by the time of the answer raises `asyncio.CancelledError`, since whoever made it would
+    go on with a page that NiceGUI has deleted.
+
     Args:
         client: an HTTP client of the API.
+        viewer: the viewer's page.
     """
 
-    def __init__(self, client: httpx.AsyncClient) -> None:
-        self._client = client
+    def __init__(self, client: httpx.AsyncClient, viewer: Client) -> None:
+        self._client, self._viewer = client, viewer
 
     async def get(self, kind: Any, path: str, **query: Any) -> Any:
         """Gets a document of the given type.
@@ -57,6 +63,9 @@ class ApiCaller:
         except httpx.HTTPError as error:
             reason = str(error) or type(error).__name__
             raise ConnectFailed(f"the job's console at {self._client.base_url} does not answer: {reason}") from None
+        finally:
+            if self._viewer.is_deleted:
+                raise asyncio.CancelledError
         if reply.status_code not in (200, 204):
             raise from_wire(reply.content, http_status=reply.status_code)
         return reply.content

@@ -100,7 +100,7 @@ def frame(title: str, connect: Connect) -> Iterator[ApiCaller]:
     """
     set_language()
     request = ui.context.client.request
-    caller = ApiCaller(connect(request.headers.get("authorization", "")))
+    caller = ApiCaller(connect(request.headers.get("authorization", "")), ui.context.client)
     ui.page_title(f"{tr(title)} - brayx console")
     ended = tr("The job has ended, or its console cannot be reached. `brayx console` shows what it has saved.")
     ui.add_head_html(_STYLE + _END.replace("TEXT", json.dumps(ended)))
