@@ -127,6 +127,8 @@ class RecordedTicksDocument(Document):
     """Names of the values of observations, by the observation's name, if the start is a contract that has them."""
     action_labels: list[str] = []
     """Names of the choices of the only discrete action; empty: the contract has none."""
+    stop: Any = None
+    """Body of the session's stop; null: it had none, or was not stopped."""
     first: int
     ticks: list[TickDocument]
     draws_frames: bool = False
@@ -279,10 +281,19 @@ def _ticks(episode: reader.Recording, first: int, count: int) -> RecordedTicksDo
         recording=_recording(episode),
         start=start,
         start_reply=reply,
+        stop=_stop(episode),
         first=first,
         ticks=[*map(tick_of, ticks)],
         **_labels(start),
     )
+
+
+def _stop(episode: reader.Recording) -> Any:
+    """The body of the session's stop; None: it has none, or cannot be read, but other ticks can."""
+    try:
+        return body_of(episode.stop) if episode.end else None
+    except BadRecording:
+        return None
 
 
 def _labels(start: Any) -> dict[str, Any]:
@@ -302,11 +313,14 @@ def _curves(episode: reader.Recording) -> RecordedCurvesDocument:
     step = -(-len(episode) // MAX_POINTS)
     if step <= _MAX_WHOLE_STEP:
         columns = episode.read()
-        numbers, arrays = columns.number[::step], {name: array[::step] for name, array in columns.arrays.items()}
+        numbers, arrays = (
+            columns.number[::step].tolist(),
+            {name: array[::step] for name, array in columns.arrays.items()},
+        )
         inputs = texts(columns.input)[::step]
     else:  # of a long recording, read only the ticks that are drawn
         parts = [episode.read(first, 1) for first in range(0, len(episode), step)]
-        numbers = np.concatenate([part.number for part in parts])
+        numbers = np.concatenate([part.number for part in parts]).tolist()
         inputs = [text for part in parts for text in texts(part.input)]
         arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
     curves = {
@@ -314,9 +328,13 @@ def _curves(episode: reader.Recording) -> RecordedCurvesDocument:
         for name, array in arrays.items()
         if array.ndim == 1 and array.dtype.kind in "biuf" and np.isfinite(array).all()
     }
-    if "reward" not in curves and (rewards := _rewards(inputs)):
-        curves["reward"] = rewards
-    return RecordedCurvesDocument(ticks=numbers.tolist(), curves=curves)
+    if "reward" not in curves:
+        last = episode.read(len(episode) - 1, names=[])
+        stops = [stop for stop in last.stop if _rewards([stop])]
+        if rewards := _rewards([*inputs, *stops]):
+            curves["reward"] = rewards
+            numbers += [int(last.number[-1]) + 1 for _ in stops]
+    return RecordedCurvesDocument(ticks=numbers, curves=curves)
 
 
 def _rewards(inputs: Sequence[bytes]) -> list[float]:

@@ -49,6 +49,8 @@ class RecordedCurvesDocument(Document):
 
     ticks: list[int]
     curves: dict[str, list[float]]
+    """By name, a value for each tick; ``reward`` also one for the session's stop, if that has a reward. Then ``ticks``
+    ends with the number after that of the last tick."""
 
 
 def tick_of(tick: LiveTick) -> TickDocument:

@@ -154,10 +154,11 @@ class Job:
 
 
 @contextlib.contextmanager
-def playing(url: str, session: str, **more: Any) -> Iterator[Callable[[float], Any]]:
-    """A session; call what it gives to play a tick. ``more`` is in each body: ``side`` gives a tick a square image."""
+def playing(url: str, session: str, stop: bytes = b"", **more: Any) -> Iterator[Callable[[float], Any]]:
+    """A session; call what it gives to play a tick. ``more`` is in each body: ``side`` gives a tick a square image.
+    ``stop`` is the body of its stop."""
     with Client(url, timeout_s=WAIT_S) as client:
         client.start(session=session)
         yield lambda x: json.loads(client.tick(json.dumps({"x": x, **more})))
         if client.session is not None:
-            client.stop()
+            client.stop(stop)

@@ -198,6 +198,9 @@ CHINESE: dict[str, str] = {
     "nothing": "无",
     "Action probabilities": "动作概率",
     "Values set by the agents": "智能体设置的值",
+    "How the game ended": "游戏如何结束",
+    "terminated": "终止",
+    "truncated": "截断",
     "Not known: neither the model's outputs nor the agents' values have `logits`.": (
         "未知：模型的输出和智能体的值里都没有 `logits`。"
     ),

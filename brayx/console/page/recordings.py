@@ -162,7 +162,9 @@ class _Recorded:
         self._windows: dict[int, list[TickDocument]] = {}
         self._has_frames = self._has_boards = self._loading_frame = False
         self._draws_frames = False
-        self._at, self._shown, self._last = 0, -1, 0
+        self._at, self._shown = 0, -1
+        self._last_tick = self._last = 0
+        self._stop: Any = None
         self._failure = Alert()
         self._loading = loading()
         self._body = ui.column().classes("w-full items-stretch gap-3")
@@ -206,7 +208,7 @@ class _Recorded:
             recorded = await self._ticks(0, _WINDOW)
             self._windows[0] = recorded.ticks
             self._draws_frames, self._has_boards = recorded.draws_frames, recorded.draws_boards
-            self._head(recorded.recording)
+            self._head(recorded)
             self._started.set_text(f"{pretty(recorded.start)}\n→ {pretty(recorded.start_reply)}")
             self._tick.labels, self._tick.action_labels = recorded.labels, recorded.action_labels
             await self._show()
@@ -227,10 +229,11 @@ class _Recorded:
     async def _grow(self) -> None:
         """Loads further ticks of a session that still runs."""
         try:
-            recording = (await self._ticks(0, 1)).recording
-            if recording.ticks - 1 != self._last or recording.end:
+            recorded = await self._ticks(0, 1)
+            recording = recorded.recording
+            if recording.ticks - 1 != self._last_tick or recording.end:
                 self._windows = {window: ticks for window, ticks in self._windows.items() if len(ticks) == _WINDOW}
-                self._head(recording)
+                self._head(recorded)
                 await self._load_curves()
         except BrayxError as error:
             self._growth.deactivate()
@@ -247,8 +250,10 @@ class _Recorded:
         self._choice.set_options(names, value=[name for name in self._choice.value or [] if name in names] or names[:1])
         self._draw()
 
-    def _head(self, recording: RecordingDocument) -> None:
-        self._last = max(recording.ticks - 1, 0)
+    def _head(self, recorded: RecordedTicksDocument) -> None:
+        recording, self._stop = recorded.recording, recorded.stop
+        self._last_tick = max(recording.ticks - 1, 0)
+        self._last = self._last_tick + (self._stop is not None)
         self._has_frames = recording.frames > 0 or self._draws_frames
         hint = tr("No pictures: set `frames` in the job's recording, or add a `kind: render` or `kind: board`.")
         self._no_picture.set_text("" if self._has_frames or self._has_boards else hint)
@@ -258,7 +263,9 @@ class _Recorded:
                 ui.link(format, f"{self._path}/file?format={format}")
         self._slider.props(f"max={max(self._last, 1)}")
         self._title.set_text(recording.session)
-        end = recording.end or tr("still running")
+        stop = self._stop if isinstance(self._stop, dict) else {}
+        ends = {"terminated": tr("terminated"), "truncated": tr("truncated")}
+        end = next((text for name, text in ends.items() if stop.get(name)), recording.end or tr("still running"))
         facts = [
             clock(recording.began_s, seconds=True),
             tr("{ticks} ticks, end: {end}", ticks=number(recording.ticks), end=end),
@@ -286,7 +293,8 @@ class _Recorded:
         index = self._at
         if index == self._shown:
             return
-        window = index // _WINDOW
+        tick = min(index, self._last_tick)
+        window = tick // _WINDOW
         ticks = self._windows.get(window)
         if ticks is None:
             try:
@@ -299,20 +307,22 @@ class _Recorded:
                 del self._windows[next(iter(self._windows))]
             if index != self._at:  # the viewer has moved on
                 return
-        offset = index - window * _WINDOW
+        offset = tick - window * _WINDOW
         if offset < len(ticks):
             self._shown = index
             self._tick.show(ticks[offset], with_image=not self._has_frames)
+            if index > tick:
+                self._tick.show_end(self._stop)
             if self._slider.value != index:
                 self._slider.set_value(index)
-            await self._show_frame(index)
-            await self._compare.show(index, ticks[offset])
+            await self._show_frame(tick)
+            await self._compare.show(tick, ticks[offset])
 
     async def _show_again(self) -> None:
         self._shown = -1
         await self._show()
 
-    async def _show_frame(self, index: int) -> None:
+    async def _show_frame(self, tick: int) -> None:
         """Shows the tick's picture. If the viewer moves on while it loads, shows that of the newest tick next."""
         if not (self._has_frames or self._has_boards) or self._loading_frame:
             return
@@ -320,14 +330,15 @@ class _Recorded:
         try:
             while True:
                 if self._has_boards:
-                    board = await self._caller.get(BoardDocument | None, f"{self._path}/boards/{index}")
+                    board = await self._caller.get(BoardDocument | None, f"{self._path}/boards/{tick}")
                     if board is not None:
                         self._board.show(board.model_copy(update={"moves": []}))
                 if self._has_frames:
-                    self._tick.show_image(await self._caller.image(f"{self._path}/frames/{index}"))
-                if index == self._shown:
+                    self._tick.show_image(await self._caller.image(f"{self._path}/frames/{tick}"))
+                newest = min(self._shown, self._last_tick)
+                if tick == newest:
                     return
-                index = self._shown
+                tick = newest
         except AgentError as error:
             self._has_frames = self._has_boards = False  # that of another tick would fail likewise
             self._no_picture.set_text(tr("The frame cannot be drawn: {why}", why=sentence(error.message)))
@@ -369,7 +380,7 @@ class _Recorded:
         if self._curves is None:
             return
         chosen = {
-            name: list(zip(map(float, self._curves.ticks), self._curves.curves[name], strict=True))
+            name: list(zip(map(float, self._curves.ticks), self._curves.curves[name], strict=False))  # see the document
             for name in self._choice.value or []
         }
         self._chart.show(chosen)

@@ -42,19 +42,20 @@ class TickView:
                 heading(tr("Reply"))
                 self._output = _text("reply")
             with ui.column().classes("w-full min-w-0"):
-                heading(tr("Action probabilities"))
-                self._bars = ActionBars(
-                    tr("Not known: neither the model's outputs nor the agents' values have `logits`.")
-                )
-                self.beside = ui.column().classes("w-full gap-2")
-                heading(tr("Values set by the agents"))
+                with ui.column().classes("w-full") as self._chosen:
+                    heading(tr("Action probabilities"))
+                    self._bars = ActionBars(
+                        tr("Not known: neither the model's outputs nor the agents' values have `logits`.")
+                    )
+                    self.beside = ui.column().classes("w-full gap-2")
+                self._values = heading("")
                 self._arrays = _text("arrays")
 
     def show(self, tick: TickDocument, *, with_image: bool = True) -> None:
         """Shows a tick. With ``with_image=False``, the previous image stays until `show_image`."""
         texts = {
             "Tick": number(tick.number),
-            "Action": short(tick.action),
+            "Action": self._action(tick.action),
             "Value": number(tick.value),
             "Policy version": number(tick.policy_version),
             "Time": f"{tick.seconds * 1e3:.2f} ms" if tick.seconds else "-",
@@ -67,8 +68,29 @@ class TickView:
             self.show_image(tick.image)
         self._input.set_text(pretty(tick.input))
         self._output.set_text(pretty(tick.output))
+        self._chosen.set_visibility(True)
+        self._values.set_text(tr("Values set by the agents"))
         self._arrays.set_text("\n".join(self._named(*item) for item in sorted(tick.arrays.items())))
         self._bars.show(tick.probabilities, tick.action, self.action_labels)
+
+    def show_end(self, stop: Any) -> None:
+        """Shows the body of the session's stop, below the image of the last tick."""
+        for name, label in self._facts.items():
+            label.set_text(tr("End") if name == "Tick" else "-")
+        self._event.set_visibility(False)
+        self._input.set_text(pretty(stop))
+        self._output.set_text(pretty(None))
+        self._chosen.set_visibility(False)
+        self._values.set_text(tr("How the game ended"))
+        fields = dict(stop) if isinstance(stop, dict) else {}
+        observations = fields.pop("obs") if isinstance(fields.get("obs"), dict) else {}
+        self._arrays.set_text("\n".join(self._named(*item) for item in (*observations.items(), *fields.items())))
+
+    def _action(self, action: Any) -> str:
+        """An action by its label, or else as a number."""
+        if isinstance(action, int) and 0 <= action < len(self.action_labels):
+            return self.action_labels[action]
+        return short(action)
 
     def _named(self, name: str, value: Any) -> str:
         """An array on one line, with the names of its values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,21 @@ async def test_rewards_in_the_games_bodies_are_a_curve(tmp_path: Path, tracking_
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         curves = (await client.get("/api/recordings/a/curves")).json()
     assert curves == {"ticks": [*range(7)], "curves": {"reward": [0.0, 1.0, 0.0, 0.5, 0.0, 0.0, 0.0]}}
+
+
+async def test_the_stop_is_the_end_of_a_recording(tmp_path: Path, tracking_db: str) -> None:
+    stop = {"obs": {"x": [2.0]}, "reward": -1, "terminated": True, "info": {"why": "crash"}}
+    ticks = [Tick(0, 0.0, 0.0, b"{}", b"", {}), Tick(1, 0.0, 0.0, b"{}", b"", {}, stop=json.dumps(stop).encode())]
+    folder = Folder(str(tmp_path), 10**9)
+    folder.write([SessionPart("a", "a", 0.0, 0, 2, end="stop")], columns_of(ticks))
+    folder.write([SessionPart("b", "b", 0.0, 0, 1)], columns_of(ticks[:1]))
+    transport = httpx.ASGITransport(create_app(Source(tracking_db, recordings=str(tmp_path))))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        assert (await client.get("/api/recordings/a", params={"count": 1})).json()["stop"] == stop
+        curves = (await client.get("/api/recordings/a/curves")).json()
+        assert curves == {"ticks": [0, 1, 2], "curves": {"reward": [0.0, 0.0, -1.0]}}
+        assert (await client.get("/api/recordings/b")).json()["stop"] is None
+        assert (await client.get("/api/recordings/b/curves")).json() == {"ticks": [0], "curves": {}}
 
 
 async def test_recordings_are_listed_by_pages_and_selected(tmp_path: Path, tracking_db: str) -> None:
