@@ -184,10 +184,17 @@ def console_of_training(
         live: gives the running sessions while the console is open.
         job, uri, say: as for `open_console`.
     """
+    from brayx.tracking import tracking_uri
+
     with live as sessions:
         parts = ConsoleJob(facts, sessions, can_stop=threading.current_thread() is threading.main_thread())
         with open_console(job, uri, parts, say) as url:
-            yield url
+            try:
+                yield url
+            finally:
+                if url:
+                    tracking = "" if uri == tracking_uri(None) else " --tracking ..."
+                    say(f"the console closes; `brayx console{tracking}` shows this trial")
 
 
 def words_of(job: JobConfig, uri: str) -> tuple[str, ...]:

@@ -11,6 +11,8 @@ from typing import Literal
 
 from brayx.console.documents import Document
 from brayx.jobs.progress import lost_of
+from brayx.metrics.declarations import WINDOW_GAMES
+from brayx.metrics.totals import RETURN_ERROR
 
 _FAILING, _LOSING = 0.5, 0.05
 """Shares of lost games from which a job counts as failing, and as losing games."""
@@ -21,8 +23,14 @@ _JUDGED_S = 120.0
 _FEW_POINTS = 12
 _RISE = 0.02
 """Least rise of a return that counts, as a share of the curve's range."""
+_FLAT = 0.1
+"""Greatest distance of a plateau's points from the curve's highest, as a share of its range."""
+_SAME = 1e-3
+"""Greatest standard error of returns that count as the same, as a share of the curve's range."""
 
-State = Literal["none", "starting", "learning", "stalled", "losing", "failing", "reached", "leading", "serving", "idle"]
+State = Literal[
+    "none", "starting", "learning", "plateau", "stalled", "losing", "failing", "reached", "leading", "serving", "idle"
+]
 Curve = Sequence[tuple[float, float]]
 
 CONTINUES = "Fix the code where the error points, and run the same command again: the training continues."
@@ -32,12 +40,17 @@ WATCH = "Watch the newest failed game under Recordings, and read the game's own 
 CONNECT = "Start a game that connects to one of the doors below."
 REFUSED = "The game does not send what the job expects. docs/protocol.md explains the error's code."
 STALLED = "If the return can still rise, read docs/guide-not-learning.md. If not, stop the training."
-ADVICE = (CONTINUES, RESTARTS, PROCESS, WATCH, CONNECT, REFUSED, STALLED)
+FINISHED = (
+    "If {value} is the most that this game gives, it is finished: stop the training. "
+    "If not, read docs/guide-not-learning.md."
+)
+ADVICE = (CONTINUES, RESTARTS, PROCESS, WATCH, CONNECT, REFUSED, STALLED, FINISHED)
 LOST = "{lost} of the last {total} games failed."
 UNHEARD = "The learner gets no env steps: {refused} requests were refused, most of them with the code {code}."
 NO_GAME = "No game is playing, so there is nothing to learn from."
 BEGINS = "The first games are being played."
 REACHED = "The return has reached its target."
+PLATEAU = "The return is {value}, its highest, and has not risen for {steps} env steps."
 LEVEL = "The return has not risen for {steps} env steps."
 ROSE = "The return rose by {rise} in the last {steps} env steps."
 STAYED = "The return has hardly changed in the last {steps} env steps."
@@ -54,6 +67,7 @@ REASONS = (
     NO_GAME,
     BEGINS,
     REACHED,
+    PLATEAU,
     LEVEL,
     ROSE,
     STAYED,
@@ -181,8 +195,23 @@ def _trend(numbers: dict[str, float], curve: Curve, up_s: float, target: float |
     best, least_rise = max(early), _RISE * (max(*early, *late) - min(*early, *late))
     if len(curve) >= _FEW_POINTS and up_s >= _JUDGED_S and max(late) <= best + least_rise:
         peak = next(step for step, value in curve if value >= best - least_rise)
-        return VerdictDocument(state="stalled", reason=LEVEL, values={"steps": last - peak}, advice=STALLED)
+        values = {"steps": last - peak, "value": newest}
+        if _is_plateau(numbers, newest, late, early, target):
+            return VerdictDocument(state="plateau", reason=PLATEAU, values=values, advice=FINISHED)
+        return VerdictDocument(state="stalled", reason=LEVEL, values=values, advice=STALLED)
     since, before = next(point for point in reversed(curve) if point[0] <= last - (last - first) / 10)
     values = {"rise": newest - before, "fall": before - newest, "steps": last - since}
     reason = STAYED if abs(newest - before) <= least_rise else ROSE if newest > before else FELL
     return VerdictDocument(state="learning", reason=reason, values=values)
+
+
+def _is_plateau(
+    numbers: dict[str, float], newest: float, late: list[float], early: list[float], target: float | None
+) -> bool:
+    """Whether a return that no longer rises has risen before and stays at its highest, so that it may be perfect."""
+    highest = max(*early, *late)
+    spread = highest - min(*early, *late)
+    if not spread or newest < highest - _RISE * spread:
+        return False
+    error = numbers.get(RETURN_ERROR, math.inf) if numbers.get("games_in_window", 0.0) >= WINDOW_GAMES else math.inf
+    return error <= _SAME * spread or (target is None and min(late) >= highest - _FLAT * spread)

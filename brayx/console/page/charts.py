@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8
 would be invisible in dark mode."""
 _TEXT = {"color": "#888"}
 _GRID_LINE = {"lineStyle": {"color": "#8884"}}
+_TICK = """value => Math.abs(value) < 1e4 ? value.toLocaleString("en", {maximumSignificantDigits: 5})
+  : Intl.NumberFormat("en", {notation: "compact", maximumSignificantDigits: 5}).format(value).replace("K", "k")"""
+"""JavaScript that writes a number at an axis: 2,500 or 40k."""
 _FEW = 12
 """Maximum members in a heat map with numbers in its cells."""
 
@@ -69,8 +73,9 @@ class Lines(ui.echart):
                 "lineStyle": {"color": COLOURS[1], "type": "dashed"},
                 "label": {"formatter": label, "position": "insideStartTop", "color": COLOURS[1]},
             }  # fmt: skip
-            shown = [y for points in curves.values() for _, y in points]
-            options["yAxis"] |= {"max": max([*shown, value]), "min": min([*shown, value])}
+            shown = [y for points in (*curves.values(), *(pale or {}).values()) for _, y in points if math.isfinite(y)]
+            low, high = rounded(min([*shown, value]), max([*shown, value]))
+            options["yAxis"] |= {"min": low, "max": high}
         _put(self, options)
 
 
@@ -87,6 +92,12 @@ class HeatMap(ui.echart):
         _put(self, _heat_options(members, cells))
 
 
+def rounded(low: float, high: float) -> tuple[float, float]:
+    """The ends of an axis that has room for these values: round numbers."""
+    step = 10.0 ** math.floor(math.log10((high - low) / 2)) if high > low else 1.0
+    return float(f"{math.floor(low / step) * step:.12g}"), float(f"{math.ceil(high / step) * step:.12g}")
+
+
 def _put(chart: ui.echart, options: dict[str, Any]) -> None:
     """Replaces a chart's options if its data have changed."""
     if any(chart.options[part] != options[part] for part in ("series", "yAxis")):
@@ -96,18 +107,22 @@ def _put(chart: ui.echart, options: dict[str, Any]) -> None:
 
 
 def _line_options(curves: Mapping[str, Points], x: str, title: str) -> dict[str, Any]:
+    bottom = {0: 24, 1: 24, 2: 68}.get(len(curves), 44)  # two names need two lines on a phone
     return {
         "animation": False,
         "color": COLOURS,
         "title": {"text": title, "textStyle": {"fontSize": 12, "color": "#888"}, "show": bool(title)},
         "tooltip": {"trigger": "axis", "confine": True},
-        "legend": {"show": len(curves) > 1, "data": [*curves], "textStyle": _TEXT, "type": "scroll", "bottom": 0},
-        "grid": {"left": 8, "right": 28, "top": 28, "bottom": 44 if len(curves) > 1 else 24, "containLabel": True},
+        "legend": {"show": len(curves) > 1, "data": [*curves], "textStyle": _TEXT, "bottom": 0,
+                   "type": "plain" if len(curves) == 2 else "scroll"},
+        "grid": {"left": 8, "right": 28, "top": 28, "bottom": bottom, "containLabel": True},
         "xAxis": {
-            "type": "value", "name": x, "nameLocation": "middle", "nameGap": 22, "axisLabel": _TEXT, "min": "dataMin",
-            "max": "dataMax", "nameTextStyle": _TEXT, "splitLine": {"show": False},
+            "type": "value", "name": x, "nameLocation": "middle", "nameGap": 22, "scale": True,
+            "max": "dataMax", "splitNumber": 3,
+            "axisLabel": {**_TEXT, ":formatter": _TICK, "showMaxLabel": False, "hideOverlap": True},
+            "nameTextStyle": _TEXT, "splitLine": {"show": False},
         },
-        "yAxis": {"type": "value", "scale": True, "axisLabel": _TEXT, "splitLine": _GRID_LINE},
+        "yAxis": {"type": "value", "scale": True, "axisLabel": {**_TEXT, ":formatter": _TICK}, "splitLine": _GRID_LINE},
         "series": [],
     }  # fmt: skip
 

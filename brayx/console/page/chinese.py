@@ -39,6 +39,7 @@ CHINESE: dict[str, str] = {
     # Verdicts
     "Just started": "刚刚开始",
     "It is learning": "正在学习",
+    "No longer rising": "不再上升",
     "No progress": "没有进展",
     "Some games are failing": "有对局失败",
     "It is not working": "无法正常运行",
@@ -52,6 +53,7 @@ CHINESE: dict[str, str] = {
     verdict.NO_GAME: "没有游戏在运行，所以没有东西可学。",
     verdict.BEGINS: "正在进行最初的几局。",
     verdict.REACHED: "回报已达到目标。",
+    verdict.PLATEAU: "回报为 {value}，是目前的最高值，最近 {steps} 个环境步里没有再上升。",
     verdict.LEVEL: "最近 {steps} 个环境步里回报没有上升。",
     verdict.ROSE: "最近 {steps} 个环境步里回报上升了 {rise}。",
     verdict.STAYED: "最近 {steps} 个环境步里回报几乎没有变化。",
@@ -69,6 +71,10 @@ CHINESE: dict[str, str] = {
     verdict.CONNECT: "请启动一个游戏，连接到下面的某个入口。",
     verdict.REFUSED: "游戏发送的内容与任务的要求不符。错误码的说明在 docs/protocol.md。",
     verdict.STALLED: "如果回报还能提高，请阅读 docs/zh/guide-not-learning.md；如果不能，就停止训练。",
+    verdict.FINISHED: (
+        "如果 {value} 已是这个游戏能得到的最高回报，训练就完成了，可以停止。"
+        "如果不是，请阅读 docs/zh/guide-not-learning.md。"
+    ),
     # Overview
     "training for {time}": "已训练 {time}",
     "serving for {time}": "已服务 {time}",
@@ -77,16 +83,21 @@ CHINESE: dict[str, str] = {
     "progress": "进度",
     "{share} done": "已完成 {share}",
     "{time} left": "还剩 {time}",
+    "at most {time} left; it stops earlier at a return of {target} (now {value})": (
+        "最多还剩 {time}；回报达到 {target} 时提前结束（现在 {value}）"
+    ),
     "env steps": "环境步",
     "target": "目标",
     "return of the last 100 games": "最近 100 局的平均回报",
     "return of the newest games": "最新几局的回报",
     "of {games} games": "（{games} 局）",
-    "{value} of {target}": "{value} / 目标 {target}",
+    "target {target}": "目标 {target}",
+    "mean of the last {games} games": "最近 {games} 局的平均",
     "return {value}": "回报 {value}",
     "version {version}": "版本 {version}",
     "{difference} against the champion": "与冠军相差 {difference}",
     "none yet": "还没有",
+    "chosen when the training ends": "训练结束时选出",
     "level {name}": "难度 {name}",
     "{points} points ({low} to {high})": "{points} 分（{low} 至 {high}）",
     "{low} to {high}": "{low} 至 {high}",
@@ -103,9 +114,10 @@ CHINESE: dict[str, str] = {
     "Lag of the weights": "权重滞后",
     "versions": "个版本",
     "{lost} of the last {total} failed": "最近 {total} 局中 {lost} 局失败",
-    "Refused": "被拒绝的请求",
+    "Requests refused": "被拒绝的请求",
+    "since the start": "自启动以来",
     "requests refused with {code}: {count}": "被拒绝的请求（{code}）：{count}",
-    "Doors": "入口",
+    "Addresses for games (doors)": "供游戏连接的地址（入口）",
     "None.": "无。",
     "Versions in use": "在用的版本",
     "Version": "版本",

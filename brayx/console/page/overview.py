@@ -40,6 +40,7 @@ _STATES: dict[State, tuple[str, str]] = {
     "none": ("No job is running here", "gray"),
     "starting": ("Just started", "blue"),
     "learning": ("It is learning", "green"),
+    "plateau": ("No longer rising", "gray"),
     "stalled": ("No progress", "amber"),
     "losing": ("Some games are failing", "amber"),
     "failing": ("It is not working", "red"),
@@ -126,7 +127,7 @@ class _Overview:
         heading(tr("Health"))
         self._health = _Tiles("grid-cols-2 sm:grid-cols-4 lg:grid-cols-6")
         self._losses = ui.label().classes("whitespace-pre-wrap break-words").mark("losses")
-        heading(tr("Doors"))
+        heading(tr("Addresses for games (doors)"))
         self._doors = ui.label().classes("mono whitespace-pre-wrap break-all")
 
     def show(self, seen: _Seen) -> None:
@@ -188,14 +189,16 @@ class _Verdict:
         values = {key: number(value, 3) if isinstance(value, float) else value for key, value in verdict.values.items()}
         self._state.set_text(tr("No clear leader yet") if verdict.reason == CLOSE else tr(words, **values))
         self._reason.set_text(tr(verdict.reason, **values))
-        for label, text in ((self._cause, verdict.cause), (self._advice, verdict.advice and tr(verdict.advice))):
+        for label, text in (
+            (self._cause, verdict.cause),
+            (self._advice, verdict.advice and tr(verdict.advice, **values)),
+        ):
             label.set_text(text)
             label.set_visibility(bool(text))
         self._progress.set_visibility(verdict.share is not None)
         self._progress.set_value(verdict.share or 0.0)
         done = "" if verdict.share is None else tr("{share} done", share=f"{verdict.share:.0%}")
-        left = "" if verdict.left_s is None else tr("{time} left", time=since(verdict.left_s))
-        self._done.set_text(", ".join(filter(None, (done, left))))
+        self._done.set_text(", ".join(filter(None, (done, _left(job, verdict)))))
 
 
 class _Tiles:
@@ -217,6 +220,22 @@ class _Tiles:
                 label.set_visibility(bool(text))
 
 
+def _left(job: JobDocument, verdict: VerdictDocument) -> str:
+    """How long the training still takes; empty: unknown."""
+    if verdict.left_s is None:
+        return ""
+    time = since(verdict.left_s)
+    if job.target_return is None:
+        return tr("{time} left", time=time)
+    target, value = number(job.target_return), number(job.numbers.get("episode_return.last100"))
+    return tr(
+        "at most {time} left; it stops earlier at a return of {target} (now {value})",
+        time=time,
+        target=target,
+        value=value,
+    )
+
+
 def _acting(job: JobDocument) -> list[str]:
     """What each model acts with."""
     return [
@@ -228,16 +247,18 @@ def _acting(job: JobDocument) -> list[str]:
 def _results(job: JobDocument, overview: OverviewDocument) -> dict[str, tuple[str, str]]:
     """How good the versions are, by the names of the tiles."""
     numbers = job.numbers
-    games = tr("of {games} games", games=number(numbers.get("games_in_window", 0.0)))
+    about = tr("mean of the last {games} games", games=number(numbers.get("games_in_window", 0.0)))
     mean = numbers.get("episode_return.last100", numbers.get("episode_return"))
     shown = plus_minus(mean, numbers.get(RETURN_ERROR))
     if job.target_return is not None:
-        shown = tr("{value} of {target}", value=shown, target=number(job.target_return))
+        about = tr("target {target}", target=number(job.target_return)) + ", " + about
     returns = {name: value for name, value in numbers.items() if name.startswith(BEHAVIOUR_RETURN)}
-    tiles = {"Return": (shown, ", ".join(f"{n.partition('.')[2]} {number(v)}" for n, v in returns.items()) or games)}
+    tiles = {"Return": (shown, ", ".join(f"{n.partition('.')[2]} {number(v)}" for n, v in returns.items()) or about)}
     if job.league:  # around 0, since its players play each other
         tiles = {}
     tiles["Champion"] = _rated(overview.champion, None)
+    if overview.champion is None and job.mode == "train":
+        tiles["Champion"] = tr("none yet"), tr("chosen when the training ends")
     if overview.newest is not None and overview.newest != overview.champion:
         tiles["Newest version"] = _rated(overview.newest, overview.champion)
     if job.mode == "serve":
@@ -305,7 +326,7 @@ def _health(job: JobDocument) -> dict[str, tuple[str, str]]:
         "Lag of the weights": (significant(numbers.get("lag_versions", 0.0), 2), tr("versions")),
         "Sessions": (number(job.sessions), ""),
         "Games": (number(numbers.get("games")), failed),
-        "Refused": (number(sum(job.refusals.values())), ""),
+        "Requests refused": (number(sum(job.refusals.values())), tr("since the start")),
     }
     for name in () if job.mode == "train" else ("Env steps", "Lag of the weights", "Ticks/s", "Sessions"):
         del shown[name]

@@ -9,6 +9,7 @@ import pytest
 
 from brayx.console import verdict
 from brayx.console.verdict import VerdictDocument, verdict_of_service, verdict_of_training
+from brayx.metrics.totals import RETURN_ERROR
 
 PLAYED = {"env_steps": 50_000.0, "env_steps_per_s": 1_000.0, "games": 500.0, "games_in_window": 100.0}
 RISING = [(1000.0 * n, 10.0 * n) for n in range(1, 51)]
@@ -38,11 +39,23 @@ def test_a_return_below_that_of_a_while_ago_has_fallen() -> None:
 
 def test_a_return_that_stays_level_is_stalled_but_not_at_once() -> None:
     level = [*RISING, *((50_000.0 + 1000 * n, 500.0 + (n % 3)) for n in range(1, 101))]
-    stalled = judged(PLAYED, level)
+    stalled = judged(PLAYED, level, target=600.0)
     assert (stalled.state, stalled.reason, stalled.advice) == ("stalled", verdict.LEVEL, verdict.STALLED)
     assert stalled.values["steps"] == pytest.approx(100_000, rel=0.05)
     assert judged(PLAYED, level, up_s=10.0).state == "learning", "too early to say"
     assert judged(PLAYED, [(1.0, 0.0), (2.0, 0.0)]).state == "learning"
+
+
+def test_a_return_that_stays_at_its_highest_may_be_finished() -> None:
+    level = [*RISING, *((50_000.0 + 1000 * n, 500.0) for n in range(1, 101))]
+    plateau = judged(PLAYED, level)
+    assert (plateau.state, plateau.reason, plateau.advice) == ("plateau", verdict.PLATEAU, verdict.FINISHED)
+    assert plateau.values == {"steps": 100_000.0, "value": 500.0}
+    same = PLAYED | {RETURN_ERROR: 0.0}
+    assert judged(same, level, target=501.0).state == "plateau", "all the newest games have the same return"
+    assert judged(same | {"games_in_window": 20.0}, level, target=501.0).state == "stalled", "too few games"
+    assert judged(same, [(step, -200.0) for step, _ in level]).state == "stalled", "it has never risen"
+    assert judged(same, [(step, 500.0 - value) for step, value in level]).state == "stalled", "it has fallen"
 
 
 def test_a_target_that_is_reached_and_games_that_have_just_begun() -> None:
@@ -108,9 +121,10 @@ def test_each_reason_has_its_values() -> None:
     refused = {"requests_refused.bad_body": 7.0}
     served = {"ticks_per_s": 1.0, "tick_seconds.p50": 0.1, "tick_seconds.p99": 0.2}
     verdicts = [judged(PLAYED, RISING), judged(PLAYED | FAILED, []), judged(refused, []), judged(PLAYED, [])]
+    verdicts.append(judged(PLAYED, [*RISING, *((50_000.0 + step, 500.0) for step in range(1000, 50_000, 1000))]))
     verdicts.append(judged(league | PLAYED, [], league=True))
     verdicts.append(verdict_of_service(served, [], 1))
     for made in verdicts:
         assert made.reason in verdict.REASONS
-        assert set(re.findall(r"\{(\w+)\}", made.reason)) <= made.values.keys()
+        assert set(re.findall(r"\{(\w+)\}", made.reason + made.advice)) <= made.values.keys()
         assert made.advice in ("", *verdict.ADVICE)
