@@ -255,8 +255,10 @@ def only(kind: str, components: Mapping[str, Any], name: str = "") -> str:
     """
     if name in components or (not name and len(components) == 1):
         return name or next(iter(components))
+    if not components:
+        raise ConfigError(f"the job has no {kind}")
     problem = f"the job has no {kind} named {name!r}" if name else f"name one {kind}"
-    raise ConfigError(f"{problem}; the job has: {', '.join(components) or 'none'}")
+    raise ConfigError(f"{problem}; the job has: {', '.join(components)}")
 
 
 def pool_name(job: JobConfig, model: str) -> str:

@@ -117,15 +117,21 @@ def _python_project(name: str, template: str, folder: Path) -> list[Path]:
     return made
 
 
+_TARGET = "training ends at this mean return: set what a good game of yours returns"
+
+
 def _game_project(name: str, template: str, folder: Path) -> list[Path]:
     shutil.copytree(TEMPLATES / "game" / template, folder, dirs_exist_ok=True)
     game = _GAMES[template]
-    values = {"project": name, "num_steps": "200_000", "target_return": "0.75"}
+    values = {"project": name, "num_steps": "200_000", "target_return": f"0.75     # {_TARGET}"}
     if game.play is not None:
         endless = f"{game.play} 1000000000"
         command = f"sh -c '{game.build} && exec {endless}'" if game.build else endless
         values["gamecores"] = f'[{{command: "{command}", door: {game.door}}}]'
     text = (TEMPLATES / "game.yaml").read_text(encoding="utf-8")
+    text = text.replace("train game.yaml", f"train {name}.yaml").replace("check game.yaml", f"check {name}.yaml")
+    if game.play is not None:
+        text = text.replace("`, then start the game.", "` starts it.")
     for key, value in values.items():
         before, start, after = re.split(rf"(?m)(^ *{key}: )\S+(?: *#.*)?$", text, maxsplit=1)
         text = f"{before}{start}{value}{after}"

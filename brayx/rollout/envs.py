@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -147,6 +149,8 @@ def _spec(env: str) -> Any:
     module, _, name = env.rpartition(":")  # Gymnasium's "module:id", whose module registers the id
     try:
         if module:
+            if os.getcwd() not in sys.path:
+                sys.path.append(os.getcwd())  # `python -m` looks there, the command `brayx` does not
             importlib.import_module(module)
         return gymnasium.spec(name)
     except ImportError as error:
