@@ -356,6 +356,10 @@ async def test_remote_model_follows_the_store_and_carries_typed_errors(ingress, 
         async with asyncio.timeout(120):
             await asyncio.gather(learn(), *[act() for _ in range(16)])
 
+        async with asyncio.timeout(120):  # the hub counts the replica's engine calls; the mean is the newest interval's
+            while (await hub.snapshot.remote()).get("forward_batch_size", 0) <= 1:
+                await asyncio.gather(*[model.forward(OBS) for _ in range(16)])
+
         with pytest.raises(ShapeMismatch, match=r"expected \[obs: \[3\] float32\]"):
             await model.forward(np.zeros(4))  # refused here
         with pytest.raises(ShapeMismatch, match=r"obs: \[N, 3\] float32"):
@@ -368,7 +372,6 @@ async def test_remote_model_follows_the_store_and_carries_typed_errors(ingress, 
         await hurried.close()
         assert (await model.forward(OBS)).policy_version == 20
     numbers = ray.get(hub.snapshot.remote(), timeout=30)
-    assert numbers["forward_batch_size"] >= 1, "the hub counts the replica's engine calls"
     assert {"forward_seconds.p50", "forward_wait_seconds.p99"} <= set(numbers)
     ray.kill(hub)
     ray.kill(store)
