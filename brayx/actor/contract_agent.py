@@ -40,7 +40,7 @@ _POLICY = ("logits", "mean", "log_std", "tanh_mean", "tanh_log_std", "latent", "
 class _Episode:
     """The sums of an agent's episode so far; ``total`` is NaN if a part of it was lost.
 
-    Of one with steps that do not train the model nothing is recorded: in self-play, others have played a part of it.
+    An episode with steps that do not train the model is not recorded: in self-play, others have played a part of it.
     """
 
     total: float = 0.0
@@ -233,7 +233,7 @@ class ContractAgent(Agent):
 
 
 def _group_size(model: str, config: Mapping[str, Any]) -> int:
-    """Number of members of a group that the value of the trainer which learns a model sees; 0: it sees no group."""
+    """How many members of a group the value function of a model's trainer sees; 0: it sees no groups."""
     for part in config.values():
         if isinstance(part, Mapping) and part.get("kind") == "trainer" and part["model"] == model:
             return int(part["algorithm"].get("group_size", 0))

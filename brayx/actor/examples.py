@@ -24,9 +24,9 @@ _MAX_BYTES = 4096
 
 
 def contract_example(contract: Contract) -> dict[str, str]:
-    """A start and a tick of a game with a contract, by ``start`` and ``tick``, in JSON whatever its encoding is.
+    """A start and a tick of a game with a contract, under ``start`` and ``tick``, as JSON whatever its encoding is.
 
-    A tick of more than 4 KiB is left out.
+    A body of more than `_MAX_BYTES` is left out.
     """
     shown = dataclasses.replace(contract, encoding="json")
     tick = ContractBodies(shown).encode_tick({spec.name: _value(spec) for spec in shown.observations})
@@ -61,7 +61,7 @@ class AcceptedBodies:
         self._started: StepRequest | None = None
 
     def watch(self, request: StepRequest, reply: Reply) -> Reply:
-        """The reply to use for a request in place of ``reply``."""
+        """A reply to use in place of ``reply``: it keeps the request's body if the service accepts it."""
         if request.kind not in (StepKind.START, StepKind.TICK):
             return reply
 
@@ -91,7 +91,7 @@ def _by_contract(start: bytes) -> dict[str, str]:
 
 
 def _text(body: bytes) -> str | None:
-    """A body as text; None: it is none, or too long."""
+    """A body as text; None: it is not UTF-8, or too long."""
     try:
         return body.decode() if len(body) <= _MAX_BYTES else None
     except UnicodeDecodeError:

@@ -77,7 +77,7 @@ class EngineRun:
         builds: how builds are started, as for `brayx.guard.GamecoreGuard.start`.
 
     Raises:
-        ConfigError: the run has an option that an engine's agents have not.
+        ConfigError: the run has ``max_ticks``, which an engine's agents do not have.
     """
 
     def __init__(

@@ -163,7 +163,7 @@ class GodotGame(asyncio.Protocol):
             self._transport.write(len(data).to_bytes(4, "little") + data)
 
     def _look(self) -> None:
-        """Gives a request that waits its answer, if that is there."""
+        """Resolves the request that waits, if its answer is there."""
         received, answer = self._received, self._answer
         if answer is None or answer.done():
             return

@@ -45,7 +45,7 @@ class ResultDocument(Document):
 
     mean: float
     error: float | None = None
-    """Its standard error: the 95 % interval is 1.96 times as far on both sides; null: not known."""
+    """Its standard error (the 95 % interval is the mean ± 1.96 times this); null: not known."""
     games: float | None = None
     """Number of games in it; null: not known."""
 

@@ -57,7 +57,7 @@ class RecordedDrawing:
 
         Raises:
             BadRecording: it cannot be read, or there is no such tick.
-            AgentError: the job's function failed, such as for want of what the recording lacks.
+            AgentError: the job's function failed, for example because the recording lacks what it needs.
         """
         process = self._process
         if process is None:

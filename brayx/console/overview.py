@@ -206,7 +206,7 @@ def _arms(numbers: Mapping[str, float]) -> list[ArmDocument]:
 
 
 def with_results(arms: Sequence[ArmDocument], tags: Mapping[int, Mapping[str, str]]) -> list[ArmDocument]:
-    """Arms with the results of all their games, by the tags of the versions of their model."""
+    """Arms, each with the result of all its games if the tags of its version have one."""
     results = [served_result(tags.get(arm.version, {})) or arm.result for arm in arms]
     return [arm.model_copy(update={"result": result}) for arm, result in zip(arms, results, strict=True)]
 

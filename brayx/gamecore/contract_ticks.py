@@ -102,7 +102,7 @@ class TickValues:
         return arrays
 
     def observations_by_name(self, value: Any) -> Mapping[str, Any]:
-        """Unread observations by name, of a value that has them so, or is the only one itself."""
+        """Observations by name, not yet read. A value that is no object is the only observation."""
         if not isinstance(value, Mapping):
             if value is None or len(self.observations) > 1:
                 got = "missing" if value is None else f"{value!r:.80}"
@@ -141,7 +141,7 @@ class TickValues:
         return allowed
 
     def masks_by_name(self, value: Any) -> Mapping[str, Any]:
-        """Unread masks by action, of a value that has them so, or is the only one itself."""
+        """Masks by action, not yet read. A value that is no object is the only mask."""
         if not self.masks:
             raise BadBody("mask is given, but no action of the contract has one", field="mask")
         if not isinstance(value, Mapping):
@@ -163,7 +163,7 @@ class TickValues:
         return sum(weight * rewards[name] for name, weight in weights.items()), rewards
 
     def rewards_by_name(self, value: Any) -> Mapping[str, Any]:
-        """Unread rewards by the contract's names; those that are missing are 0."""
+        """Rewards by the contract's names, not yet read; those that are missing are 0."""
         weights = self.contract.rewards
         if not isinstance(self.given_reward(value), Mapping):
             raise BadBody(f"reward is {value!r:.80}, expected an object with {', '.join(weights)}", field="reward")

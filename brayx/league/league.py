@@ -109,8 +109,8 @@ class League:
             opponents: who plays the other teams.
 
         Returns:
-            A game with a member for each of both, in their order; of a game with one player and one opponent, the
-            learner may be the second.
+            A game with a member for each player, then for each opponent. With one of each, the learner may be the
+            second.
         """
         return self.draw(game)
 

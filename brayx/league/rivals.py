@@ -1,7 +1,7 @@
 """Rivals: the league of behaviours that play different teams, each one player with a model of its own. Pure.
 
-Members of one player never meet: its opponents are the other players' members, and only ratings compare its own ones.
-So each player has a champion. Knows nothing of weights or sessions.
+Members of one player never meet: they play against other players' members, and only their ratings are compared. Each
+player has a champion. Knows nothing of weights or sessions.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class Rivals(League):
         """Whether a candidate may replace its player's champion: after `GateConfig.min_games` games its rating must be
         above the champion's, with `GateConfig.confidence`. Without a champion every snapshot may.
 
-        Both ratings are normally distributed and independent. The second is not quite so, as a snapshot inherits the
-        rating of its player, but the games after it are its own.
+        This takes both ratings as normally distributed and independent. They are not quite independent: a snapshot
+        inherits the rating of its player. But the games after it are its own.
         """
         champion, gate = self.champion_of(candidate.player), self._configs[candidate.player].gate
         if champion is None:

@@ -23,7 +23,7 @@ from brayx.league.member import Member
 MAX_TEAMS = 64
 """Maximum number of teams of a behaviour."""
 MAX_SWAPS = 20
-"""A stretch waits for episodes until it has lasted as many times `SelfPlayConfig.swap_every`."""
+"""A stretch waits for episodes until it has lasted this many times `SelfPlayConfig.swap_every`."""
 
 Draw = Callable[[str, Sequence[str], Sequence[str]], Game]
 """Draws a game, see `brayx.league.league.League.meet`."""
@@ -153,7 +153,7 @@ class Sides:
         self._sessions[session] = _Playing(player, team)
 
     def take_in(self, player: str, sides: Sides) -> None:
-        """Makes the games of another behaviour games of a player here; none of these is in a stretch yet."""
+        """Takes in the games of another behaviour as those of a player; none of them is in a stretch yet."""
         config, other = self._config, sides._config
         longest = {name: max(getattr(config, name), getattr(other, name)) for name in ("swap_every", "team_every")}
         self._config = config.model_copy(update=longest)

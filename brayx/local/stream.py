@@ -92,7 +92,7 @@ class Batches:
         self._wake()
 
     async def caught_up(self, timeout_s: float) -> None:
-        """Waits while a whole batch waits for the learner already, at most so long. From any event loop.
+        """Waits while the learner has a whole batch to take, at most ``timeout_s``. From any event loop.
 
         A game that plays on meanwhile takes CPU from the learner, for data that would be old or dropped.
         """
@@ -114,7 +114,7 @@ class Batches:
         return not self._stopped and any(buffer.is_ahead for buffer in self._buffers.values())
 
     def _wake(self) -> None:
-        """Lets those look again who wait in `caught_up`."""
+        """Wakes those who wait in `caught_up`; they look again."""
         for taken in list(self._waiting):
             with contextlib.suppress(RuntimeError):  # its loop is closed
                 taken.get_loop().call_soon_threadsafe(_resolve, taken)

@@ -30,7 +30,8 @@ HISTOGRAMS_FILE = "histograms.json"
 """Artifact with the bars of every histogram, of all samples since the hub started; written when it closes."""
 
 _UNWRITTEN = 256
-"""Most intervals that wait for MLflow; a failed write to a server takes two minutes, in which one interval comes."""
+"""Maximum number of intervals that wait for MLflow. One comes for each failed write, which takes two minutes at a
+server."""
 _NUMBERS_EVERY_S = 5.0
 _SUM_TAG = "brayx.sum."
 """Prefix of the tags that name an application's own metrics that are sums; a resumed trial counts on."""

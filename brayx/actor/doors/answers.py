@@ -72,7 +72,7 @@ class Answer(NamedTuple):
 
 
 def is_preflight(service: Service, method: str) -> bool:
-    """Whether a request asks what scripts may send. Without configured origins, no ``OPTIONS`` is treated so."""
+    """Whether a request asks what scripts may send. Without configured origins no ``OPTIONS`` does."""
     return method == "OPTIONS" and service.cors.is_on
 
 

@@ -22,7 +22,7 @@ Connect = Callable[[str], httpx.AsyncClient]
 class ApiCaller:
     """Calls the API with the viewer's own credentials, so that the page can do no more than its viewer.
 
-    A call whose viewer has gone by the time of the answer raises `asyncio.CancelledError`, since whoever made it would
+    If the viewer leaves before the answer comes, the call raises `asyncio.CancelledError`: its caller would otherwise
     go on with a page that NiceGUI has deleted.
 
     Args:
