@@ -7,7 +7,7 @@ latest started first. Knows nothing of what the books hold.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -97,8 +97,7 @@ def league_of(run_id: str, uri: str) -> Trial:
         TrackingError: the store cannot be read.
     """
     player = Trial.attach(uri, run_id)
-    tags = player.tags()
-    parent = tags.get(RIVALS_TAG) or (run_id if SELF_PLAY_TAG in tags else tags.get(PARENT_TAG))
+    parent = _league_run(run_id, player.tags())
     if parent is None:
         raise LeagueError(f"trial {player.name!r} (run {run_id}) belongs to no league", run_id=run_id)
     return Trial.attach(uri, parent)
@@ -154,8 +153,17 @@ def parent_of(uri: str, run_id: str) -> str | None:
     player = _run(uri, run_id)
     if player is None:
         return None
-    tags = player.data.tags
-    return tags.get(RIVALS_TAG) or (run_id if SELF_PLAY_TAG in tags else tags.get(PARENT_TAG, run_id))
+    return _league_run(run_id, player.data.tags) or run_id
+
+
+def _league_run(run_id: str, tags: Mapping[str, str]) -> str | None:
+    """The run that has the books of a player's league: the player's own run if it plays itself. None: it has no parent.
+
+    Args:
+        run_id: the player's run.
+        tags: the tags of that run.
+    """
+    return tags.get(RIVALS_TAG) or (run_id if SELF_PLAY_TAG in tags else tags.get(PARENT_TAG))
 
 
 def _league(uri: str, run_id: str) -> Trial | None:
