@@ -87,9 +87,10 @@ class BehaviourTraining(Trainees[LocalTrainee]):
         self.self_plays = SelfPlays(clerk, say)
         self._make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
         resumed = clerk.call(contracts_of_children, name) if clerk.may_resume else []
-        contracts = {parse_contract(document).behaviour: document for document in (*resumed, *lobby.job.contracts)}
-        for contract in map(parse_contract, contracts.values()):  # before games come, or it could end without them
-            if contract.behaviour != name:
+        known = map(parse_contract, (*resumed, *lobby.job.contracts))
+        contracts = {contract.behaviour: contract for contract in known}
+        for behaviour, contract in contracts.items():  # before games come, or it could end without them
+            if behaviour != name:
                 lobby.expect(contract)
                 self._begin(contract)
 
