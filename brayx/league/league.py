@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from brayx.errors import LeagueError
@@ -109,10 +110,12 @@ class League:
             opponents: who plays the other teams.
 
         Returns:
-            A game with a member for each player, then for each opponent. With one of each, the learner may be the
-            second.
+            A game with a member for each player, then for each opponent. The learner is the first, if there is one.
         """
-        return self.draw(game)
+        drawn = self.draw(game)
+        if not drawn.learner or drawn.members[0] == Member(drawn.learner):
+            return drawn
+        return replace(drawn, members=drawn.members[::-1])
 
     def finish(self, game: Game, *, again: bool = False) -> Finished:
         """Takes a game that has ended; it is counted if every seat has a result.

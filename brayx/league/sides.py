@@ -226,13 +226,10 @@ class Sides:
                 name for name, named in sorted(self._named.items()) if len(self._named) == 1 or named - {learning}
             ]
             game = draw(f"{self.env_steps} {self.steps}", players, others)  # the draw is a function of it
-            members = game.members
-            if game.learner and members[0] != Member(game.learner):
-                members = members[::-1]
             self._stretch = Stretch(
                 learning,
-                dict(zip(players, members, strict=False)),
-                dict(zip(others, members[len(players) :], strict=True)),
+                dict(zip(players, game.members[: len(players)], strict=True)),
+                dict(zip(others, game.members[len(players) :], strict=True)),
                 learns=bool(game.learner),
             )
             self._turn, self._began_at, self._episodes = turn, self.steps, 0

@@ -9,6 +9,8 @@ import pytest
 from brayx.errors import BadBody, BadResult
 from brayx.league.config import MAIN, SelfPlayConfig
 from brayx.league.games import Game
+from brayx.league.league import League
+from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.league.sides import MAX_SWAPS, MAX_TEAMS, Sides
 
@@ -28,7 +30,7 @@ class Draws:
         if isinstance(opponent, Game):
             return opponent
         if isinstance(opponent, Member):
-            return Game(game, MAIN, [opponent, LIVE])
+            return Game(game, MAIN, [LIVE, opponent])
         return Game(game, "", list(opponent))
 
 
@@ -64,6 +66,15 @@ def test_the_gate_s_games_are_not_learned_from() -> None:
     game = made.ended("0", "stop")
     assert game is not None
     assert (game.learner, game.members, game.results) == ("", [PAST, Member(MAIN, 1)], {0: "win", 1: "loss"})
+
+
+def test_the_learner_is_the_first_member_of_a_stretch_at_whichever_seat_it_was_drawn() -> None:
+    config = SelfPlayConfig.model_validate({"against": {"uniform": 1}, "gate": {"share": 0.0}})
+    league = League(config.league("model"), Ledger(":memory:"))
+    league.freeze(MAIN, 3, "digest", 10)
+    ids = [f"{number}" for number in range(20)]
+    assert {league.draw(game).members[0] for game in ids} == {LIVE, PAST}
+    assert all(league.meet(game, [MAIN], [MAIN]).members == [LIVE, PAST] for game in ids)
 
 
 def test_another_opponent_is_drawn_after_so_many_steps_and_another_team_learns_after_so_many_env_steps() -> None:
