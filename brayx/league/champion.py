@@ -106,16 +106,34 @@ def meet_champion(
         holder = champion.version
     member = Member(past.get(holder, INCUMBENT), holder)
     try:
-        has_file = files.path(holder).exists()
-        weights = files.read(holder) if has_file else clerk.call(registered_weights, pool, holder)
-        check_weights(layout_of(module_weights(module)), weights)
+        put_weights(files, clerk, pool, holder, module)
     except BadWeights as error:
         say(f"version {holder} of {pool}, its champion, does not fit this model: {error.message}; its alias stays")
         return
-    files.put(holder, weights)
     if champion != member:
         ledger.crown(member)
         say(f"{member.label} is the champion to beat: the alias {ALIAS} of {pool} is at version {holder}")
+
+
+def put_weights(files: SnapshotFiles, clerk: Any, pool: str, version: int, module: nn.Module) -> Weights:
+    """Puts the weights of a registered version into their file if they fit the model; returns them.
+
+    They are fetched from the registry unless the file is there already.
+
+    Args:
+        files, clerk, module: as for `meet_champion`.
+        pool: name of the registered model.
+        version: the version.
+
+    Raises:
+        BadWeights: they do not fit the model; names the first leaf.
+        BrayxError: the registry failed.
+    """
+    has_file = files.path(version).exists()
+    weights = files.read(version) if has_file else clerk.call(registered_weights, pool, version)
+    check_weights(layout_of(module_weights(module)), weights)
+    files.put(version, weights)
+    return weights
 
 
 def alias_of(trial: Trial, pool: str) -> int | None:

@@ -21,13 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from brayx.actor.agent import Services
 from brayx.actor.players import LearningPlayer, SeatedPlayer, no_league
-from brayx.engines.base import check_weights, layout_of
-from brayx.engines.torch import module_weights
 from brayx.errors import BadWeights, TrackingError
 from brayx.jobs.champion import behaviour_pool
 from brayx.jobs.config import JobConfig, pool_name
 from brayx.jobs.contracts import RIVALS_TAG, SELF_PLAY_TAG
-from brayx.league.champion import alias_of, registered_weights
+from brayx.league.champion import alias_of, put_weights
 from brayx.league.config import MAIN, POOLS, LeagueConfig, SelfPlayConfig
 from brayx.league.files import books_file
 from brayx.league.games import Finished, Game
@@ -196,13 +194,11 @@ class SelfPlay(LocalLeagueTraining):
         with self._group.lock:
             versions = {snapshot.member.version for snapshot in rivals.snapshots if snapshot.member.player == name}
         if holder is not None and holder not in versions:  # the champion of an earlier training, which can be met
-            weights = self._clerk.call(registered_weights, pool, holder)
             try:
-                check_weights(layout_of(module_weights(module)), weights)
+                weights = put_weights(files, self._clerk, pool, holder, module)
             except BadWeights as error:
                 say(f"version {holder} of {pool}, its champion, does not fit this model: {error.message}")
             else:
-                files.put(holder, weights)
                 self.league.freeze(name, holder, digest_of(weights), 0)
         with self._group.lock:
             return ledger, [member for member in rivals.pool if member.player == name]
