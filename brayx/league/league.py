@@ -265,6 +265,10 @@ class League:
         """The champion, if there is one. A method, since callers in other threads and processes call methods only."""
         return self._champion
 
+    def champion_of(self, player: str) -> Member | None:
+        """The champion that a player's candidates must beat, if there is one."""
+        return self._champion
+
     def has(self, digest: str) -> bool:
         """Whether weights with this digest were frozen before."""
         return any(snapshot.digest == digest for snapshot in self.snapshots)

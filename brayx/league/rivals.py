@@ -58,7 +58,7 @@ class Rivals(League):
         return Game(game, players[0], members)
 
     def champion_of(self, player: str) -> Member | None:
-        """A player's champion, if there is one."""
+        """See `League.champion_of`: each player has its own."""
         return self._champions.get(player)
 
     def candidates_of(self, player: str) -> list[Member]:

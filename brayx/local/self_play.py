@@ -250,7 +250,8 @@ class SidesLeague(LocalLeague):
             return
         place, other = finished.ranks
         for opponent in finished.teams[1]:
-            kind = "latest" if not opponent.version else "champion" if opponent == self._league.champion() else "past"
+            is_champion = opponent == self._league.champion_of(opponent.player)
+            kind = "latest" if not opponent.version else "champion" if is_champion else "past"
             self._numbers.add("league_win_rate", 0.5 if place == other else float(place < other), label=kind)
 
 

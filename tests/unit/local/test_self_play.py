@@ -247,6 +247,9 @@ async def test_behaviours_that_play_different_teams_learn_in_turns_against_each_
     assert striker.running.candidates() == [Member("striker", 1)]
     assert striker.running.crown(Member("striker", 1)).passed
     assert (striker.running.champion(), keeper.running.champion()) == (Member("striker", 1), None)
+    actor = await keeper.start("keeper again", 1)
+    await finish(actor, reward=1.0)
+    assert keeper.numbers.summary()["league_win_rate.champion"] == 1.0
 
 
 @pytest.mark.parametrize(
