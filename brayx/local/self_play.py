@@ -317,8 +317,9 @@ class RivalGroup:
         if self._league is None:
             ledger = Ledger(books_file(self.clerk.trial()))
             self._league = Rivals({player: config}, ledger, seed=seed), ledger
-        with self.lock:
-            self._league[0].join(player, config)
+        else:
+            with self.lock:
+                self._league[0].join(player, config)
         return self._league
 
 
