@@ -66,6 +66,7 @@ class RowPlayer:
         self._began: dict[int, Stretch | None] = {}
         """The stretch in which each agent's episode began."""
         self.learner, _ = stretches.services_of(None, team)
+        self._caught_up = self.learner.caught_up
         self._enter(stretches.stretch())
 
     def seated(self, leave: Callable[[str], None]) -> SeatedPlayer:
@@ -74,7 +75,7 @@ class RowPlayer:
             {name: _TeamModel(self, name) for name in self.services.models},
             {name: _TeamBuffer(self, name) for name in self.services.buffers},
             _TeamRecorder(self),
-            caught_up=self.learner.caught_up,
+            caught_up=self._caught_up,
         )
         return SeatedPlayer(f"team {self._team}", services, None, None, leave, sees=self.sees)
 

@@ -90,13 +90,14 @@ class TeamPlayers:
         if league is None:
             return replace(no_league(self.services), leave=leave)
         player = await league.seat(session)
+        services = replace(player.services, caught_up=self.services.caught_up)
 
         def report_sign(tick: Tick) -> None:
             """Reports the last reward of a game that gives no other result: its sign counts, as in ML-Agents."""
             if player.report is not None and tick.result is None and (tick.terminated or tick.truncated):
                 player.report(float(tick.reward))
 
-        return replace(player, sees=report_sign)
+        return replace(player, services=services, sees=report_sign)
 
     def stretch(self) -> Stretch | None:
         """See `Stretches.stretch`."""

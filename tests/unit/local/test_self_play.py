@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -113,6 +114,24 @@ async def test_the_team_of_a_session_is_forgotten_when_it_ends(playing: Playing,
     assert sides.running_teams == {1}
     await after.on_end("lost")
     assert sides.running_teams == set()
+
+
+@pytest.mark.parametrize("options", [{}, {"rows": True}])
+@pytest.mark.parametrize("team", [0, 1])
+async def test_the_games_wait_for_the_learner_in_self_play_too(
+    playing: Playing, team: int, options: dict[str, Any]
+) -> None:
+    waits = []
+
+    async def caught_up() -> None:
+        waits.append(team)
+
+    playing.players.services = replace(playing.players.services, caught_up=caught_up)
+    playing.begin()
+    playing.players.sides.name_team("", 1 - team)
+    actor = await playing.start("a", team, **options)
+    await (rows(actor, [1], [0], [False]) if options else tick(actor))
+    assert waits == [team]
 
 
 async def test_one_team_learns_and_the_other_is_played_by_other_weights(playing: Playing) -> None:
