@@ -86,17 +86,17 @@ class RowPlayer:
         """
         if tick is None or tick.agents is None:  # a stop without rows
             return
-        now, ended = self._stretch, (tick.terminated | tick.truncated).tolist()
-        agents, episodes = len(self._began.keys() | tick.agents.tolist()), 0
-        for agent, reward, is_over in zip(tick.agents.tolist(), tick.reward.tolist(), ended, strict=True):
+        now, ended, agents = self._stretch, (tick.terminated | tick.truncated).tolist(), tick.agents.tolist()
+        count, episodes = len(self._began.keys() | agents), 0
+        for agent, reward, is_over in zip(agents, tick.reward.tolist(), ended, strict=True):
             began = self._began.pop(agent, None) if is_over else None
             if began is not None and began is now and self._team == now.learning:
                 self._stretches.count(now.game(reward))
                 episodes += 1
-        self._stretches.count_episodes(self._session, agents, episodes)
+        self._stretches.count_episodes(self._session, count, episodes)
         if (stretch := self._stretches.stretch()) is not now:
             self._enter(stretch)
-        for agent, is_over in zip(tick.agents.tolist(), ended, strict=True):
+        for agent, is_over in zip(agents, ended, strict=True):
             if not is_over:
                 self._began.setdefault(agent, stretch)
 
