@@ -11,8 +11,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-POINTS_TAG = "brayx.points"
-"""Tag of a registered version: its points in its league."""
 MAX_POINTS = 500
 """Maximum points of a curve; a longer one is thinned."""
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 from fastapi import APIRouter
 
-from brayx.console.documents import POINTS_TAG, Document, ResultDocument, number_of, result_of, served_result
+from brayx.console.documents import Document, ResultDocument, number_of, result_of, served_result
 from brayx.console.source import Source
 from brayx.console.trials import thinned
 from brayx.console.verdict import NO_JOB, VerdictDocument, verdict_of_service, verdict_of_training
 from brayx.errors import ConfigError
 from brayx.jobs.progress import dropped_line, losses_of_recordings
+from brayx.league.files import POINTS_TAG
 from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.tracking import PoolEntry, Trial, aliases
 from brayx.tracking.curves import curve

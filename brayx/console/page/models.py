@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from nicegui import ui
 
-from brayx.console.documents import POINTS_TAG, DoneDocument, number_of, result_of, served_result
+from brayx.console.documents import DoneDocument, number_of, result_of, served_result
 from brayx.console.league import GateDocument, LeagueDocument, StandingDocument
 from brayx.console.models import ModelDocument, MoveDocument, VersionDocument
 from brayx.console.overview import ArmDocument, CanaryDocument, JobDocument, with_results
@@ -34,7 +34,7 @@ from brayx.console.page.words import tr
 from brayx.console.play import OpponentListDocument
 from brayx.console.recordings import RecordingsDocument
 from brayx.errors import BrayxError
-from brayx.league.files import PLAYER_TAG
+from brayx.league.files import PLAYER_TAG, POINTS_TAG
 
 _SHOWN = 50
 """Number of versions that are shown of each model: the newest. Those with an alias are always shown."""
