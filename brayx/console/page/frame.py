@@ -16,6 +16,7 @@ from brayx.console.documents import ResultDocument
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.words import set_language, tr
 from brayx.errors import BrayxError
+from brayx.jobs import progress
 from brayx.metrics import significant
 
 T = TypeVar("T")
@@ -276,7 +277,7 @@ def result_text(result: ResultDocument | None, *, named: bool = True) -> str:
 
 def milliseconds(seconds: float | None) -> str:
     """A time in milliseconds; a dash for None."""
-    return "-" if seconds is None else f"{significant(seconds * 1e3, 2)} ms"
+    return "-" if seconds is None else f"{progress.milliseconds(seconds)} ms"
 
 
 def clock(at_s: float, *, seconds: bool = False) -> str:
