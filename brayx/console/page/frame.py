@@ -271,8 +271,12 @@ def result_text(result: ResultDocument | None, *, named: bool = True) -> str:
     if result is None:
         return "-"
     text = plus_minus(result.mean, result.error)
-    text = tr("return {value}", value=text) if named else text
-    return text if result.games is None else f"{text} {tr('of {games} games', games=number(result.games))}"
+    return with_games(tr("return {value}", value=text) if named else text, result.games)
+
+
+def with_games(text: str, games: float | None) -> str:
+    """A result with its number of games, if that is known."""
+    return text if games is None else f"{text} {tr('of {games} games', games=number(games))}"
 
 
 def milliseconds(seconds: float | None) -> str:

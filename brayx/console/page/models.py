@@ -27,6 +27,7 @@ from brayx.console.page.frame import (
     plus_minus,
     result_text,
     sentence,
+    with_games,
 )
 from brayx.console.page.league import points_of
 from brayx.console.page.listing import Listing
@@ -172,10 +173,11 @@ class _Model:
         row, before = self._rows[version], self._rows.get(self._model.aliases.get(alias, 0))
         lines = [
             tr("Make version {version} the {alias} of {name}?", version=version, alias=alias, name=self._name),
-            tr("Version {version}: {result}.", version=version, result=_with_games(row)),
+            tr("Version {version}: {result}.", version=version, result=with_games(row.shown, row.games)),
         ]
         if before is not None:
-            lines.append(tr("Now it is version {version}: {result}.", version=before.key, result=_with_games(before)))
+            now = with_games(before.shown, before.games)
+            lines.append(tr("Now it is version {version}: {result}.", version=before.key, result=now))
         if before is not None and row.value is not None and before.value is not None and row.value < before.value:
             lines.append("⚠ " + tr("It is worse than the version that it replaces."))
         if row.value is None:
@@ -275,13 +277,10 @@ def _judged(version: VersionDocument, standings: Mapping[str, StandingDocument])
     if points is not None:
         return _Row(version, version.version, points, tr("{points} points", points=f"{points:.0f}"), None)
     result = result_of(version.tags)
-    mean, games = (None, None) if result is None else (result.mean, result.games)
-    shown = result_text(result and result.model_copy(update={"games": None}))
-    return _Row(version, version.version, mean, shown, games)
-
-
-def _with_games(row: _Row) -> str:
-    return row.shown if row.games is None else f"{row.shown} {tr('of {games} games', games=number(row.games))}"
+    if result is None:
+        return _Row(version, version.version, None, "-", None)
+    shown = tr("return {value}", value=plus_minus(result.mean, result.error))
+    return _Row(version, version.version, result.mean, shown, result.games)
 
 
 def arm_listing(link: str = "") -> Listing[ArmDocument]:
