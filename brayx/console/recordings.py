@@ -313,10 +313,8 @@ def _curves(episode: reader.Recording) -> RecordedCurvesDocument:
     step = -(-len(episode) // MAX_POINTS)
     if step <= _MAX_WHOLE_STEP:
         columns = episode.read()
-        numbers, arrays = (
-            columns.number[::step].tolist(),
-            {name: array[::step] for name, array in columns.arrays.items()},
-        )
+        numbers = columns.number[::step].tolist()
+        arrays = {name: array[::step] for name, array in columns.arrays.items()}
         inputs = texts(columns.input)[::step]
     else:  # of a long recording, read only the ticks that are drawn
         parts = [episode.read(first, 1) for first in range(0, len(episode), step)]
