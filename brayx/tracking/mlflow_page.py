@@ -12,7 +12,6 @@ import json
 from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.metrics.totals import RETURN_ERROR
 
-KIND_TAG = "mlflow.experimentKind"
 NOTE_TAG = "mlflow.note.content"
 """Tag of a run: its description, which MLflow shows as a column."""
 MLFLOW_UI = "http://127.0.0.1:5000"
@@ -23,7 +22,7 @@ _COLUMNS = [
     "attributes.`Description`",
 ]
 EXPERIMENT_TAGS = {
-    KIND_TAG: "custom_model_development",
+    "mlflow.experimentKind": "custom_model_development",
     "mlflow.experiment.primaryMetric.name": RETURN_CHART,
     f"mlflow.sharedViewState.{_VIEW}": json.dumps({"selectedColumns": _COLUMNS, "columnOrder": _COLUMNS}),
 }
