@@ -33,6 +33,8 @@ _UNWRITTEN = 256
 """Maximum number of intervals that wait for MLflow. One comes for each failed write, which takes two minutes at a
 server."""
 _NUMBERS_EVERY_S = 5.0
+_RETRY_S = 5.0
+"""Seconds after which intervals that could not be written are tried again, although no metrics come."""
 _SUM_TAG = "brayx.sum."
 """Prefix of the tags that name an application's own metrics that are sums; a resumed trial counts on."""
 _ROOM = 64
@@ -196,7 +198,7 @@ class Hub(Inbox):
         due = time.monotonic() + self._interval_s
         while not self._stopped.wait(max(0.0, due - time.monotonic())):
             # A period of its own would be out of step with the pushes' period, and add a second wait to theirs.
-            self._pushed.wait()
+            self._pushed.wait(_RETRY_S)
             self._pushed.clear()
             due = time.monotonic() + self._interval_s
             self.flush()

@@ -76,6 +76,20 @@ class TestHub:
         assert trial.history("replay/env_steps") == [(10, 10.0), (20, 20.0), (30, 30.0)]
         assert trial.history("learner/loss") == [(10, 1.0), (20, 2.0), (30, 3.0)]
 
+    def test_a_failed_write_is_repeated_also_if_no_metrics_come(
+        self, tracking_db: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("brayx.tracking.hub._RETRY_S", 0.05)
+        trial = Trial.open("project", "trial", tracking_db)
+        hub = Hub(trial, interval_s=0.02)
+        client = MlflowClient(tracking_db)
+        client.delete_run(trial.run_id)
+        hub.push(part(("env_steps", 10)))
+        until(lambda: hub.snapshot()["hub_write_failures"] >= 1)
+        client.restore_run(trial.run_id)
+        until(lambda: trial.history("replay/env_steps") == [(10, 10.0)])
+        hub.close()
+
     def test_of_many_failed_writes_the_oldest_are_dropped_and_counted(
         self, tracking_db: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
