@@ -19,7 +19,7 @@ from brayx.errors import BadBody, BrayxError, ConfigError, ProtocolError
 from brayx.gamecore.contract import ActionPart, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.contract_rows import RowBodies
-from brayx.gamecore.games import MAX_RESUMED, RESUMED, RETRIED, Backoff, GameResult, GamesRun
+from brayx.gamecore.games import RETRIED, Backoff, GameResult, GamesRun, send_async
 from brayx.gamecore.games import say as print_line
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.strict_json import parse_json
@@ -228,9 +228,9 @@ class EngineAgents:
             try:
                 if session is None:
                     session = await self._started(contract)
-                body = _encoded(session.bodies, steps)
+                request = StepRequest(StepKind.TICK, session.id, _encoded(session.bodies, steps))
                 self._count(session, steps)
-                return _actions(session.bodies, steps, await self._reply(session.id, StepKind.TICK, body))
+                return _actions(session.bodies, steps, await send_async(self._run.ask, request))
             except RETRIED as error:
                 if session is not None:
                     del self._sessions[id(contract)]
@@ -248,10 +248,9 @@ class EngineAgents:
             ConfigError: the service does not play games with contracts.
         """
         session = _Session(uuid.uuid4().hex, RowBodies(contract))
+        body = json.dumps({**contract.as_dict(), "rows": True}).encode()
         try:
-            reply = await self._reply(
-                session.id, StepKind.START, json.dumps({**contract.as_dict(), "rows": True}).encode()
-            )
+            reply = await send_async(self._run.ask, StepRequest(StepKind.START, session.id, body))
         except BadBody as error:
             raise BadBody(f"the training refuses the game's agents: {error.message}", **error.details) from None
         self._sessions[id(contract)] = session
@@ -261,16 +260,6 @@ class EngineAgents:
         url = self._run.run.url
         message = f"{url} takes no contracts (it answers {reply[:40]!r}): expected a job like game.yaml"
         raise ConfigError(message, url=url)
-
-    async def _reply(self, session: str, kind: StepKind, body: bytes) -> bytes:
-        """The reply to a request, which is repeated if its session was resumed from before it."""
-        request = StepRequest(kind, session, body)
-        for _ in range(MAX_RESUMED):
-            try:
-                return await self._run.ask(request)
-            except RESUMED:
-                pass
-        return await self._run.ask(request)
 
     def _count(self, session: _Session, steps: Sequence[AgentStep]) -> None:
         """Adds the steps to their agents' episodes."""

@@ -29,7 +29,7 @@ import os
 import re
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
@@ -40,7 +40,7 @@ from brayx.components import load_module
 from brayx.errors import BrayxError, ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.client import AsyncClient
-from brayx.gamecore.games import MAX_RESUMED, RESUMED, Ended, GamesRun
+from brayx.gamecore.games import Ended, GamesRun, send_async
 from brayx.gamecore.protocol import AGENT_MARK
 from brayx.spaces import MASK
 
@@ -271,7 +271,7 @@ class _Sessions:
         player = self._players[agent]
         assert player.playing is not None
         body = player.playing.tick(obs, float(reward), info, **self._state())
-        action = player.playing.action(await _send(player.client.tick, body))
+        action = player.playing.action(await send_async(player.client.tick, body))
         self._returns[str(agent)] += float(reward)
         self._length += 1
         player.ticks += 1
@@ -283,7 +283,7 @@ class _Sessions:
         player = self._players[agent]
         assert player.playing is not None
         ended = {"terminated": bool(terminated), "truncated": bool(truncated)}
-        await _send(player.client.stop, player.playing.stop(obs, float(reward), **ended, **self._state()))
+        await send_async(player.client.stop, player.playing.stop(obs, float(reward), **ended, **self._state()))
         self._returns[str(agent)] += float(reward)
         self._truncated |= bool(truncated)
         self._clients.give_back(self._players.pop(agent).client)
@@ -387,16 +387,6 @@ async def _together(work: Iterable[Coroutine[Any, Any, _Answer]]) -> list[_Answe
             raise answer
         answers.append(answer)
     return answers
-
-
-async def _send(request: Callable[[bytes], Awaitable[bytes]], body: bytes) -> bytes:
-    """`brayx.gamecore.games.send`, awaited."""
-    for _ in range(MAX_RESUMED):
-        try:
-            return await request(body)
-        except RESUMED:
-            pass
-    return await request(body)
 
 
 async def _part(client: AsyncClient) -> None:

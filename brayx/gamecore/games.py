@@ -14,7 +14,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
@@ -95,6 +95,7 @@ class GameResult:
 
 
 AnyResult = TypeVar("AnyResult", bound=FinishedGame)
+AnyBody = TypeVar("AnyBody")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +191,16 @@ def send(request: Callable[[bytes], bytes], body: bytes) -> bytes:
         except RESUMED:
             pass
     return request(body)
+
+
+async def send_async(request: Callable[[AnyBody], Awaitable[bytes]], body: AnyBody) -> bytes:
+    """`send`, awaited. ``body`` may also be a whole request, if ``request`` takes one."""
+    for _ in range(MAX_RESUMED):
+        try:
+            return await request(body)
+        except RESUMED:
+            pass
+    return await request(body)
 
 
 def _seconds(text: str) -> float:
