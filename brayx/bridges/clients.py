@@ -46,10 +46,9 @@ class ClientSessions:
         client = self._clients.get(session)
         if client is None:
             raise SessionUnknown(f"session {session} has lost its connection", session=session)
-        client.timeout_s = START_S if request.kind is StepKind.START else self._run.timeout_s
         try:
             if request.kind is StepKind.START:
-                return await client.start(request.body, session)
+                return await client.start(request.body, session, timeout_s=START_S)
             if request.kind is StepKind.TICK:
                 return await client.tick(request.body)
             reply = await client.stop(request.body)
