@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import importlib
 import os
 import traceback
@@ -49,11 +48,10 @@ class InnerBridge:
 
     def __init__(self, words: Sequence[str], doors: JobDoors, folder: str | Path, output: IO[bytes]) -> None:
         self.returncode: int | None = None
-        self._output, self._loop = output, doors.loop
-        self._bridge = importlib.import_module(f"brayx.bridges.{words[2]}")
-        self._start = functools.partial(self._started, words[3:], doors, folder)
+        self._output, self._doors, self._folder = output, doors, folder
+        self._bridge = importlib.import_module(f"brayx.bridges.{words[2]}")  # not on the loop, which it would block
         self._run: EngineRun | None = None
-        self._ended = asyncio.run_coroutine_threadsafe(self._play(), doors.loop)
+        self._ended = asyncio.run_coroutine_threadsafe(self._play(words[3:]), doors.loop)
 
     def poll(self) -> int | None:
         """As that of `subprocess.Popen`."""
@@ -62,7 +60,7 @@ class InnerBridge:
     def end(self) -> None:
         """Lets it end its games and builds; does not wait."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._loop.call_soon_threadsafe(self._end)
+            self._doors.loop.call_soon_threadsafe(self._end)
 
     def wait(self, timeout_s: float) -> None:
         """Waits until it has ended; cancels it after ``timeout_s``."""
@@ -78,7 +76,7 @@ class InnerBridge:
     def _say(self, line: str) -> None:
         self._output.write(f"gamecore {os.getpid()}: {line}\n".encode())
 
-    def _started(self, words: Sequence[str], doors: JobDoors, folder: str | Path) -> Mapping[str, Any]:
+    def _started(self, words: Sequence[str]) -> Mapping[str, Any]:
         """Makes the run; returns the options of the bridge's ``play``."""
 
         def refuse(message: str) -> NoReturn:
@@ -94,14 +92,14 @@ class InnerBridge:
             max_ticks=options.max_ticks,
             give_up_after_s=options.give_up_after_s,
         )
-        builds = {"folder": folder, "stdout": self._output, "stderr": self._output}
-        self._run = EngineRun(run, doors.step, say=self._say, builds=builds)
+        builds = {"folder": self._folder, "stdout": self._output, "stderr": self._output}
+        self._run = EngineRun(run, self._doors.step, say=self._say, builds=builds)
         return {name: getattr(options, name) for name in self._bridge.OPTIONS}
 
-    async def _play(self) -> None:
+    async def _play(self, words: Sequence[str]) -> None:
         code = 0
         try:
-            options = self._start()
+            options = self._started(words)
             assert self._run is not None
             await self._bridge.play(self._run, **options)
             self._run.results()
