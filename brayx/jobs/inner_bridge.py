@@ -60,7 +60,8 @@ class InnerBridge:
     def end(self) -> None:
         """Lets it end its games and builds; does not wait."""
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            self._doors.loop.call_soon_threadsafe(self._end)
+            # `_play`, which may not have begun yet, makes the run in its first step.
+            self._doors.loop.call_soon_threadsafe(self._doors.loop.call_soon, self._end)
 
     def wait(self, timeout_s: float) -> None:
         """Waits until it has ended; cancels it after ``timeout_s``."""

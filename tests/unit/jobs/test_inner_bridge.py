@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from tests.end_to_end.jobs import ROOT
 from tests.godot_game import GodotStandIn
 from tests.unit.bridges.contract_service import ContractService, serving_contracts
 from tests.unity_game import Caller, UnityGame
-from tests.waiting import until
+from tests.waiting import WAIT_S, until
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +66,18 @@ def test_a_bridge_plays_in_this_process_and_ends_with_the_job(
         until(lambda: all(played.ended for played in service.sessions), "their episodes have ended")
     assert games.running == 0
     assert (games.restarts, games.failures) == (0, 0)
+
+
+def test_a_bridge_that_has_not_begun_yet_ends_too(service: ContractService, tmp_path: Path) -> None:
+    assert service.host is not None
+    words, is_told = ["brayx", "gamecore", "godot", "--listen", "0", "--url", service.urls["tcp"]], threading.Event()
+    with (tmp_path / "output").open("ab+", buffering=0) as output:
+        service.host.loop.call_soon_threadsafe(is_told.wait, WAIT_S)
+        started = InnerBridge(words, service.host, tmp_path, output)
+        started.end()
+        is_told.set()
+        started.wait(WAIT_S)
+        assert started.returncode == 0
 
 
 def test_builds_run_in_the_jobs_folder_and_their_end_is_said(service: ContractService, tmp_path: Path) -> None:
