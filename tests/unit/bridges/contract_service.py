@@ -56,10 +56,6 @@ class ContractService:
     takes_contracts: bool = True
     sessions: list[Played] = field(default_factory=list)
 
-    def reset(self) -> None:
-        """Forgets everything but the doors."""
-        self.__init__(self.urls, self.host)  # type: ignore[misc]
-
 
 class _ContractActor(Actor):
     def __init__(self, service: ContractService) -> None:

@@ -19,22 +19,10 @@ from brayx.bridges import godot
 from brayx.errors import AgentError, ConfigError
 from brayx.gamecore.games import GameResult
 from tests.godot_game import Chaser, Document, GodotStandIn
-from tests.unit.bridges.contract_service import ContractService, action_of, serving_contracts
+from tests.unit.bridges.contract_service import ContractService, action_of
 from tests.waiting import until
 
 BUILD = f"{sys.executable} -m tests.godot_game"
-
-
-@pytest.fixture(scope="module")
-def doors() -> Iterator[ContractService]:
-    with serving_contracts() as service:
-        yield service
-
-
-@pytest.fixture
-def service(doors: ContractService) -> ContractService:
-    doors.reset()
-    return doors
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from brayx.bridges.v1 import unity_pb2 as pb
 from brayx.errors import AgentError, ConfigError
 from brayx.gamecore.games import GameResult
 from brayx.ports import free_port
-from tests.unit.bridges.contract_service import ContractService, serving_contracts
+from tests.unit.bridges.contract_service import ContractService
 from tests.unity_game import (
     BEHAVIOUR,
     Caller,
@@ -35,18 +35,6 @@ from tests.unity_game import (
     vector,
 )
 from tests.waiting import WAIT_S, until
-
-
-@pytest.fixture(scope="module")
-def all_tests() -> Iterator[ContractService]:
-    with serving_contracts() as service:
-        yield service
-
-
-@pytest.fixture
-def service(all_tests: ContractService) -> ContractService:
-    all_tests.reset()
-    return all_tests
 
 
 class Bridge:

@@ -20,16 +20,10 @@ from tests.unity_game import Caller, UnityGame
 from tests.waiting import WAIT_S, until
 
 
-@pytest.fixture(scope="module")
-def doors() -> Iterator[ContractService]:
-    with serving_contracts() as service:
-        yield service
-
-
 @pytest.fixture
-def service(doors: ContractService) -> ContractService:
-    doors.reset()
-    return doors
+def service() -> Iterator[ContractService]:
+    with serving_contracts() as made:
+        yield made
 
 
 def bridge(service: ContractService, folder: Path, words: str, said: list[str] | None = None) -> Gamecores:
