@@ -12,6 +12,7 @@ from brayx.gamecore.contract import Contract
 from brayx.jobs.checks import check_job
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contracts import built, by_contract, contract_lines
+from brayx.jobs.options import documented
 from brayx.jobs.recorded import contract_to_resume, with_resumed_contract
 from brayx.tracking import Trial
 from tests.unit.jobs.contracts import SMALL, job, recorded_in
@@ -71,6 +72,8 @@ def test_several_contracts_are_a_list_in_a_file_or_in_the_yaml(tmp_path: Path, m
         assert several.contracts == [Contract.parse(document).as_dict() for document in documents]
         assert (first.contracts, runner.contracts) == ([several.contracts[0]], [several.contracts[1]])
         assert runner.as_dict()["network"]["hidden"] == [32]
+        (tmp_path / "printed.yaml").write_text(documented(several))
+        assert JobConfig.load(tmp_path / "printed.yaml").contracts == several.contracts
     lines = built(several).splitlines()
     assert [line for line in lines if line.startswith("behaviour")] == ["behaviour 'agent'", "behaviour 'runner'"]
     with pytest.raises(ConfigError, match="contract has the behaviours agent, runner, and only"):
