@@ -102,14 +102,14 @@ class ContractAgent(Agent):
         action, log_prob = sample_action(policy, self.rng, greedy=not self.explores)
         # The state of a recurrent policy before the step.
         memory = flatten(outputs["state"], "state") if "state" in outputs else {}
+        value = outputs.get("value")
         if tick.agents is None:
             state.output.update({**named_actions(self.contract, action), **limits.numbers})
         else:
             state.output.update(named_rows(self.contract, action, limits.numbers))
-            shown = {name: outputs[name] for name in ("value",) if name in outputs}
-            action, log_prob, version, memory, outputs = _spread((action, log_prob, version, memory, shown), tick)
-        if "value" in outputs:
-            state.value = np.asarray(outputs["value"])
+            action, log_prob, version, memory, value = _spread((action, log_prob, version, memory, value), tick)
+        if value is not None:
+            state.value = np.asarray(value)
         state.step = Step(obs, action, log_prob, version, memory)
 
     async def _forward_rows(self, tick: Tick, obs: Mapping[str, np.ndarray]) -> Forward | None:
