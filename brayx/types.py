@@ -36,6 +36,20 @@ def flatten(tree: NestedArray, prefix: str = "") -> dict[str, np.ndarray]:
     }
 
 
+def unflatten(leaves: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The leaves under ``prefix`` as dictionaries, as before `flatten`: ``obs/a/b`` becomes ``{"a": {"b": ...}}``."""
+    start = f"{prefix}/" if prefix else ""
+    tree: dict[str, Any] = {}
+    for path, leaf in leaves.items():
+        if path.startswith(start):
+            *above, last = path.removeprefix(start).split("/")
+            inside = tree
+            for part in above:
+                inside = inside.setdefault(part, {})
+            inside[last] = leaf
+    return tree
+
+
 def stack(trees: Sequence[NestedArray]) -> NestedArray:
     """Stacks equally shaped nested arrays along a new leading axis."""
     return optree.tree_map(lambda *leaves: np.stack([np.asarray(x) for x in leaves]), trees[0], *trees[1:])

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from brayx.nets.recurrent import state_argument
+from brayx.types import unflatten
 
 Outputs = Mapping[str, Any]
 """A module's outputs, ``[N, ...]``; for sequences ``[T * N, ...]``, time-major."""
@@ -106,15 +107,7 @@ def state_of(batch: Mapping[str, Any]) -> Any:
 
 def nest_of(batch: Mapping[str, Any], key: str) -> Any:
     """A nest of a batch, of dicts from keys ``KEY/...``, or the value of ``KEY``; None: it has neither."""
-    nest: dict[str, Any] = {}
-    for name, value in batch.items():
-        if name.startswith(f"{key}/"):
-            *path, last = name.removeprefix(f"{key}/").split("/")
-            inner = nest
-            for part in path:
-                inner = inner.setdefault(part, {})
-            inner[last] = value
-    return nest or batch.get(key)
+    return unflatten(batch, key) or batch.get(key)
 
 
 def _flat(value: Any) -> Any:

@@ -20,7 +20,7 @@ import optree
 from brayx.engines.base import LeafSpec, ModelSpec
 from brayx.errors import BadBody, ModelError
 from brayx.strict_json import parse_json
-from brayx.types import NestedArray
+from brayx.types import NestedArray, unflatten
 
 JSON = "application/json"
 SAFETENSORS = "application/x-safetensors"
@@ -175,14 +175,7 @@ def spec_of(inputs: Sequence[LeafSpec], outputs: Sequence[LeafSpec]) -> ModelSpe
 
     def tree(leaves: Sequence[LeafSpec]) -> dict[str, Any]:
         """A nest with each leaf's index."""
-        root: dict[str, Any] = {}
-        for index, leaf in enumerate(leaves):
-            *above, last = leaf.path.split("/")
-            inside = root
-            for part in above:
-                inside = inside.setdefault(part, {})
-            inside[last] = index
-        return root
+        return unflatten({leaf.path: index for index, leaf in enumerate(leaves)})
 
     def nested(part: Any) -> Any:
         if not isinstance(part, dict):

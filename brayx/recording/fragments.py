@@ -17,8 +17,8 @@ import numpy as np
 from brayx.errors import BadRecording
 from brayx.recording.columns import NOT_APPLIED, TickColumns, texts
 from brayx.recording.gather import AS_FRAMES
-from brayx.replay.steps import BLOCK_ROWS, tree_of
-from brayx.types import Fragment
+from brayx.replay.steps import BLOCK_ROWS
+from brayx.types import Fragment, unflatten
 
 if TYPE_CHECKING:
     from brayx.recording.reader import Recording
@@ -176,7 +176,7 @@ def _fragment(episode: Recording, fields: Fields, rows: TickColumns, steps: int,
     obs = {name: values.observed(origin) for name, origin in fields.obs.items()}
     number = np.zeros(steps, np.float32)
     return Fragment(
-        obs=obs["obs"] if "obs" in obs else tree_of(obs),
+        obs=obs["obs"] if "obs" in obs else unflatten(obs, "obs"),
         action=values.at_ticks(fields.action)[:steps],
         reward=values.results(fields.reward).astype(np.float32) if fields.reward else number,
         terminated=terminated,

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 
 from brayx.errors import ConfigError
-from brayx.types import Fragment
+from brayx.types import Fragment, unflatten
 
 ActionsOf: TypeAlias = Literal["environment", "policy"]
 """Whose actions the data has: the environment's own, or a policy's, with categories from 0 and scaled actions from -1
@@ -172,7 +172,7 @@ def _fragment(arrays: Arrays, start: int, stop: int, over: bool) -> Fragment:
     log_prob = arrays.get("log_prob")
     version = arrays.get("policy_version")
     return Fragment(
-        obs=obs["obs"] if "obs" in obs else tree_of(obs),
+        obs=obs["obs"] if "obs" in obs else unflatten(obs, "obs"),
         action=arrays["action"][part],
         reward=arrays["reward"][part].astype(np.float32),
         terminated=over,
@@ -192,15 +192,3 @@ def _ends(arrays: Mapping[str, np.ndarray]) -> np.ndarray:
     """Which rows end an episode."""
     terminated = arrays["terminated"].astype(bool)
     return terminated | arrays["truncated"].astype(bool) if "truncated" in arrays else terminated
-
-
-def tree_of(leaves: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """``obs/a/b`` becomes ``{"a": {"b": ...}}``."""
-    tree: dict[str, Any] = {}
-    for path, leaf in leaves.items():
-        *inner, last = path.split("/")[1:]
-        node = tree
-        for name in inner:
-            node = node.setdefault(name, {})
-        node[last] = leaf
-    return tree

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from brayx.types import Fragment, Step, flatten, stack
+from brayx.types import Fragment, Step, flatten, stack, unflatten
 
 SCALARS = st.floats(-1e3, 1e3, width=32)
 TREES: st.SearchStrategy[Any] = st.recursive(
@@ -37,6 +37,13 @@ def test_flatten_names_leaves_by_path() -> None:
 
 def test_flatten_of_a_bare_array_keeps_the_prefix() -> None:
     assert list(flatten(np.zeros(3), "obs")) == ["obs"]
+
+
+def test_unflatten_nests_the_leaves_under_a_prefix() -> None:
+    leaves = {"obs": 0, "obs/a": 1, "obs/b/c": 2, "obs/b/d": 3, "observed/a": 4}
+    assert unflatten(leaves, "obs") == {"a": 1, "b": {"c": 2, "d": 3}}
+    assert unflatten({"a": 1, "b/c": 2}) == {"a": 1, "b": {"c": 2}}
+    assert unflatten(leaves, "state") == {}
 
 
 @given(TREES)
