@@ -5,6 +5,7 @@ It takes the ports 5000, 8000, 8443 and 9090, and prints what it measures: `make
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import re
 import shutil
@@ -52,26 +53,28 @@ def load() -> ModuleType:
 
 
 class Database:
-    """A PostgreSQL of the stack's kind that the test stops and starts."""
+    """A PostgreSQL of the stack's kind that the test starts and stops."""
 
     def __init__(self, folder: Path) -> None:
         self._stack, self._folder = load(), folder
+        self._running = contextlib.ExitStack()
         self.url = self._stack.DATABASE.format(folder)
         self._stack.make_database(folder)
-        self.start()
 
     def start(self) -> None:
         import psycopg
 
-        self._process = subprocess.Popen(self._stack.postgres(self._folder), stderr=subprocess.DEVNULL, cwd="/")
+        process = subprocess.Popen(self._stack.postgres(self._folder), stderr=subprocess.DEVNULL, cwd="/")
+        self._running.callback(process.wait, 60.0)
+        self._running.callback(process.send_signal, signal.SIGINT)
         until(lambda: self._stack.is_database_ready(self._folder), "PostgreSQL was ready")
         # One for all queries: PostgreSQL starts a process for each connection.
         self._connection = psycopg.connect(f"host={self._folder} user=postgres dbname=mlflow", autocommit=True)
+        self._running.callback(self._connection.close)
 
     def stop(self) -> None:
-        self._connection.close()
-        self._process.send_signal(signal.SIGINT)
-        self._process.wait(60.0)
+        """Ends what `start` began, even if it failed."""
+        self._running.close()
 
     def ask(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         return self._connection.execute(query, values).fetchall()
@@ -88,8 +91,11 @@ def data() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def database(data: Path) -> Iterator[Database]:
     database = Database(data / "postgres")
-    yield database
-    database.stop()
+    try:
+        database.start()
+        yield database
+    finally:
+        database.stop()
 
 
 @pytest.fixture(scope="module")

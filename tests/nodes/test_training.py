@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Self
 
 import psutil
 import pytest
@@ -90,13 +89,14 @@ class Cluster(contextlib.ExitStack):
         self.hosts, self._store, self._folder = hosts, store, folder
         self.uri = f"http://{store.address}:{MLFLOW}"
 
-    def __enter__(self) -> Self:
-        super().__enter__()
+    def start(self) -> None:
+        """Starts all of it; the context ends what was started, even if this fails."""
         sockets = Path("/tmp") / f"brayx-postgres-{os.getpid()}"  # short, and open to PostgreSQL's user
         sockets.mkdir()
         self.callback(shutil.rmtree, sockets)
         self.database = Database(sockets / "postgres")
-        self.callback(lambda: self.database.stop())
+        self.callback(self.database.stop)
+        self.database.start()
         words = ["mlflow", "server", "--host", "0.0.0.0", "--port", str(MLFLOW), "--workers", "1"]
         words += ["--backend-store-uri", self.database.url, "--artifacts-destination", str(self._folder / "artifacts")]
         off = {"MLFLOW_DISABLE_TELEMETRY": "true", "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false"}
@@ -104,7 +104,6 @@ class Cluster(contextlib.ExitStack):
         mlflow.until(mlflow.says("Application startup complete"), "MLflow started")
         for host in self.hosts:
             self.start_node(host)
-        return self
 
     def start_node(self, machine: Machine) -> None:
         """Starts a machine's node of Ray."""
@@ -188,6 +187,7 @@ class Training:
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("nodes")
     with machines(folder, "one", "two", "three", "store") as (*hosts, store), Cluster(hosts, store, folder) as made:
+        made.start()
         yield made
 
 
