@@ -19,7 +19,7 @@ import pytest
 from brayx.metrics.charts import CHARTS
 from brayx.tracking import Trial, find_trial
 from tests.chaos.test_stack import Database
-from tests.end_to_end.jobs import TEMPLATES, Command, goes_on, job_folder, numbers_of, setting, written
+from tests.end_to_end.jobs import TEMPLATES, Command, goes_on, job_folder, numbers_of, said_on_failure, setting, written
 from tests.nodes.machines import Machine, machines, on_machines, ray_address, ray_on
 from tests.waiting import until
 
@@ -117,14 +117,9 @@ class Cluster(contextlib.ExitStack):
         head = self.hosts[0]
         words = ["brayx", "train", str(job), *setting(*OPTIONS, *options), "--cluster", ray_address(head)]
         words += ["--tracking", self.uri, "--trial", job.stem]  # a league's players have trials, too, such as main
-        with head.start(*words) as command:
+        with head.start(*words) as command, said_on_failure(command):
             command.until(command.says("the door is"), "the doors were open", START_S)
-            training = Training(self.hosts, command, find_trial(job.stem, self.uri))
-            try:
-                yield training
-            except AssertionError as error:
-                error.add_note(f"the training said:\n{command.err[-6000:]}")
-                raise
+            yield Training(self.hosts, command, find_trial(job.stem, self.uri))
             command.control_c()
             assert command.ended() == 130, command.err
 
