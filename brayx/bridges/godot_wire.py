@@ -75,7 +75,7 @@ class GodotGame(asyncio.Protocol):
         DeadlineExceeded: no answer came in time.
     """
 
-    # No `StreamReader`, and no timer for each request: they cost 25 of 365 µs of CPU of a turn without the model.
+    # No `StreamReader`, and no timer for each request: both cost CPU in every turn.
 
     def __init__(self, timeout_s: float, on_connect: Callable[[GodotGame], None] = lambda game: None) -> None:
         self.say: Callable[[str], None] = lambda line: None
