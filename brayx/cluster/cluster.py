@@ -137,7 +137,7 @@ class Cluster:
         self._end()
 
     def environment(self) -> dict[str, str]:
-        """Environment of Ray and Serve; ``docker/serve.sh`` sets the same for Serve."""
+        """Environment of Ray and Serve; ``docker/serve.sh`` sets the same for Serve, and replicas' priority."""
         variables = {
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_SERVE_LOG_TO_STDERR": "0",

@@ -159,8 +159,6 @@ class LedgerArgs(BaseModel):
     native_host: str = "127.0.0.1"
     snapshot_every: int = 5
     drain_timeout_s: float = 10.0
-    generation: int = 0
-    """Changes with every redeployment."""
 
 
 def app(args: LedgerArgs) -> Any:
@@ -214,9 +212,16 @@ def deploy(options: argparse.Namespace, wish: Wish) -> None:
         native_port=options.native_port,
         tcp_port=options.tcp_port,
         native_host=_host(options),
-        generation=wish.generation,
     )
-    deployment: dict[str, Any] = {"name": APPLICATION, "num_replicas": wish.replicas}
+    # In the deployment: Serve would import a changed application first, and send all through its own proxy meanwhile.
+    variables = {"LEDGER_GENERATION": str(wish.generation)}
+    if wish.code:
+        variables["PYTHONPATH"] = os.pathsep.join([wish.code, str(ROOT)])
+    deployment: dict[str, Any] = {
+        "name": APPLICATION,
+        "num_replicas": wish.replicas,
+        "ray_actor_options": {"num_cpus": 0, "runtime_env": {"env_vars": variables}},
+    }
     if options.address:
         deployment["max_replicas_per_node"] = 1
     application: dict[str, Any] = {
@@ -226,8 +231,6 @@ def deploy(options: argparse.Namespace, wish: Wish) -> None:
         "args": args.model_dump(mode="json"),
         "deployments": [deployment],
     }
-    if wish.code:
-        application["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join([wish.code, str(ROOT)])}}
     client: Any = _get_global_client()
     client.deploy_apps(ServeDeploySchema.model_validate({"applications": [application]}))
     while True:

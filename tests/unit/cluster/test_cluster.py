@@ -17,6 +17,9 @@ from brayx.errors import StartupError
 from brayx.jobs.config import JobConfig
 from brayx.ports import check_ports, free_port
 
+SERVING_ALONE = {"RAY_worker_niceness": "0"}
+"""Settings that jobs lack: a training leaves the machine to whoever else uses it."""
+
 
 def door(port: int) -> dict[str, tuple[str, int]]:
     return {"actor.port": ("127.0.0.1", port)}
@@ -81,7 +84,7 @@ def test_the_image_and_the_guide_serve_with_the_settings_of_jobs() -> None:
     words = ["sh", str(folder / "serve.sh"), "env", "-0"]
     given = subprocess.run(words, env=clean, capture_output=True, text=True, check=True, timeout=30).stdout
     shipped = dict(entry.split("=", 1) for entry in given.split("\0") if entry.startswith("RAY_"))
-    environment = Cluster(ingress="haproxy").environment()
+    environment = {**Cluster(ingress="haproxy").environment(), **SERVING_ALONE}
     assert "hash-type consistent" in shipped["RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"]
     assert shipped == {name: environment[name] for name in shipped}
     assert '"sh", "/brayx/docker/serve.sh", "serve", "run"' in (folder / "Dockerfile").read_text()
@@ -95,7 +98,7 @@ def test_jobs_and_the_environment_file_have_the_same_settings() -> None:
         for line in (Path(__file__).parents[3] / "docker" / "serve.env").read_text().splitlines()
         if line[:1] not in ("", "#")
     )
-    environment = Cluster(ingress="haproxy").environment()
+    environment = {**Cluster(ingress="haproxy").environment(), **SERVING_ALONE}
     environment = {name: value.splitlines()[0] for name, value in environment.items()}
     assert {name: value.strip('"') for name, value in shipped.items()} == {name: environment[name] for name in shipped}
 
