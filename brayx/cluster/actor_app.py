@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.actor.examples import contract_facts
+from brayx.actor.logs import SessionLogOpener
 from brayx.actor.serving import tracing_of
 from brayx.cluster.hub import HubClient
 from brayx.cluster.league_seats import LeagueInReplica, LeagueSpec
@@ -64,6 +65,7 @@ class ActorSpec:
         recording: how sessions are recorded; None: they are not.
         pool: source of aliases for models served by one; None: there are none.
         league: the league in training that the sessions play in; None: there is none.
+        behaviours: the specs of all behaviours of a training, by name; the first one's is this. Empty: it has one.
         served_league: the league whose players a start can request; None: its request is left to the agents.
     """
 
@@ -80,11 +82,19 @@ class ActorSpec:
     pool: PoolClient | None = None
     league: LeagueSpec | None = None
     served_league: ServedLeague | None = None
+    behaviours: Mapping[str, ActorSpec] = field(default_factory=dict)
 
     @property
     def followed(self) -> dict[str, Followed]:
         """The models that follow an alias."""
         return {} if self.pool is None else followed_by(self.weights)
+
+    @property
+    def learned(self) -> str:
+        """Name of the model that learns; empty: none does."""
+        if self.league is not None:
+            return self.league.config.model
+        return next((name for name, source in self.weights.items() if source.store), "")
 
 
 class _PoolHub:
@@ -120,27 +130,21 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     for name, config in spec.models.items():
         if name in handles:
             models[name] = await _remote_model(config, handles[name], runtime)
-        elif spec.league is None or name != spec.league.config.model:
+        elif spec.league is None or name != spec.learned:
             models[name] = await _local_model(name, spec, aliases, runtime)
     league, learners = await _league(spec, runtime)
     players = None if league is None else league.seats(await _snapshots(spec, league, runtime), models)
     if spec.league is not None:  # requests without a session use the first learner's
-        models[spec.league.config.model] = next(iter(learners.values()))
+        models[spec.learned] = next(iter(learners.values()))
     following = runtime.follower = await _following(spec, models, aliases, runtime)
-    buffers: dict[str, Any] = {}
-    for name, actor_name in spec.buffers.items():
-        rollout = _normalising(spec.config)
-        if rollout is not None:
-            buffers[name] = _Refused(f"rollout {rollout!r} normalises the observations that the model learns from")
-            continue
-        buffers[name] = await asyncio.to_thread(RemoteBuffer.attach, actor_name, recorder=recorder)
-        runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
+    buffers = await _buffers(spec, runtime, recorder)
     runtime.close.append(close_recorder)
     tracing = tracing_of(spec.actor, str(spec.config["project"]), recorder)
     recorders = recorders_of(spec.recording, recorder, spec.drawing, tracing)
     runtime.drawing = spec.drawing
     runtime.close[:0] = closing(recorders)
     services = Services(models=models, buffers=buffers, recorder=runtime.recorder)
+    behaviours: dict[str, AgentActorFactory] = {}
     run: Any = asyncio.to_thread if spec.pool is None else spec.pool.run
     runtime.make_actor = AgentActorFactory.of(
         spec.actor,
@@ -152,12 +156,19 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         arms=following,
         players=players,
         opponents=None if spec.served_league is None else spec.served_league.opponents(services, run),
+        behaviours=behaviours,
     )
+    for name, part in spec.behaviours.items():
+        if part.hub != spec.hub:
+            learners[name] = await _local_model(part.learned, part, None, runtime)
+            behaviours[name] = await _of_behaviour(part, {**models, part.learned: learners[name]}, runtime, recorders)
+        else:
+            behaviours[name] = runtime.make_actor
 
     def versions() -> dict[str, int]:
         acting = {name: model.version for name, model in models.items()}
-        if spec.league is not None:
-            acting[spec.league.config.model] = min(model.version for model in learners.values())
+        if learners:
+            acting[spec.learned] = min(model.version for model in (models[spec.learned], *learners.values()))
         return acting
 
     runtime.versions = versions
@@ -168,6 +179,30 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         **contract_facts(spec.config.get("contract")),
     }
     return runtime
+
+
+async def _of_behaviour(
+    spec: ActorSpec, models: Mapping[str, Any], runtime: ActorRuntime, recorders: Sequence[SessionLogOpener]
+) -> AgentActorFactory:
+    """Makes the actors of a further behaviour's sessions, which have its own hub and buffers."""
+    recorder = await asyncio.to_thread(HubClient.of, spec.hub)
+    buffers = await _buffers(spec, runtime, recorder)
+    runtime.close.append(functools.partial(asyncio.to_thread, recorder.close))
+    services = Services(models, buffers, recorder)
+    return AgentActorFactory.of(spec.actor, spec.agents, spec.folder, spec.config, services, recorders=recorders)
+
+
+async def _buffers(spec: ActorSpec, runtime: ActorRuntime, recorder: HubClient) -> dict[str, Any]:
+    """The buffers that the agents push to."""
+    buffers: dict[str, Any] = {}
+    for name, actor_name in spec.buffers.items():
+        rollout = _normalising(spec.config)
+        if rollout is not None:
+            buffers[name] = _Refused(f"rollout {rollout!r} normalises the observations that the model learns from")
+            continue
+        buffers[name] = await asyncio.to_thread(RemoteBuffer.attach, actor_name, recorder=recorder)
+        runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
+    return buffers
 
 
 async def _league(spec: ActorSpec, runtime: ActorRuntime) -> tuple[LeagueInReplica | None, dict[str, LocalModel]]:
@@ -184,7 +219,7 @@ async def _league(spec: ActorSpec, runtime: ActorRuntime) -> tuple[LeagueInRepli
 async def _snapshots(spec: ActorSpec, league: LeagueInReplica, runtime: ActorRuntime) -> LocalModel:
     """The model that acts with the weights of snapshots."""
     assert spec.league is not None
-    name = spec.league.config.model
+    name = spec.learned
     config = spec.models[name]
     module, example = acting_model(spec.folder, config.module, name, spec.config)
     engine, version = await asyncio.to_thread(engine_from, config, module, example, None, "", None)

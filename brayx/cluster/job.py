@@ -7,6 +7,7 @@ beside the learner. A job without an actor starts no Serve. Knows nothing of the
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import time
 import urllib.request
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from brayx.cluster.actor_app import actor_spec, application
+from brayx.cluster.actor_app import ActorSpec, actor_spec, application
 from brayx.cluster.applications import delete_application, start_application
 from brayx.cluster.cluster import Cluster, Ingress
 from brayx.cluster.console import ReplicaSessions
@@ -30,6 +31,7 @@ from brayx.console.job import console_keys, console_of_training
 from brayx.errors import ConfigError, StartupError
 from brayx.jobs.checks import actor_of, check_job, check_weights, ports_of
 from brayx.jobs.config import JobConfig, only
+from brayx.jobs.contracts import by_contract
 from brayx.jobs.progress import Progress
 from brayx.jobs.recorded import contract_to_resume, record_contract, with_resumed_contract
 from brayx.jobs.result import TrainResult
@@ -42,6 +44,7 @@ from brayx.tracking.in_process import InProcessClerk
 from brayx.urls import sqlite_path
 
 if TYPE_CHECKING:
+    from brayx.cluster.behaviours import RayBehaviours
     from brayx.cluster.league_seats import LeagueSpec
     from brayx.cluster.league_training import RayLeagueTraining
     from brayx.jobs.trainee import RunningLearner
@@ -138,17 +141,24 @@ def train_on(
     trial = Trial.open(job.project, name, uri, resume=resume, tensorboard=events)
     if job.contract is not None:
         record_contract(trial, job.contract)
-    clerk = InProcessClerk(trial)
-    return _RayTraining(job, actor_of(job), layout, trial.name, uri, clerk, log_interval, cluster=cluster).run()
+    first, clerk = (by_contract(job) or [job])[0], InProcessClerk(trial)
+    parts = first, actor_of(first), layout, trial.name, uri, clerk, log_interval
+    return _RayTraining(*parts, cluster=cluster, whole=job).run()
 
 
 @dataclass
 class _RayTraining(JobTraining):
-    """A training on a running cluster."""
+    """A training on a running cluster.
+
+    Attributes:
+        cluster: the cluster.
+        whole: the job with all its behaviours; ``job`` is that of the first.
+    """
 
     clerk: InProcessClerk
     learning: Trainees[RayTrainee] = field(init=False)
     cluster: Cluster = field(kw_only=True)
+    whole: JobConfig = field(kw_only=True)
     save_s, copy_s = 5.0, 1.0
 
     def make_parts(self) -> None:
@@ -156,18 +166,26 @@ class _RayTraining(JobTraining):
         trial.log_params(job.as_dict())
         tell_where(trial)
         learned = max((checkpoint.step for checkpoint in trial.checkpoints()), default=0)
-        self._parts: RayTrainee | RayLeagueTraining
+        self._parts: RayTrainee | RayLeagueTraining | RayBehaviours
         self._seats: LeagueSpec | None = None
+        self._behaviours: RayBehaviours | None = None
         if job.leagues:
             from brayx.cluster.league_training import RayLeagueTraining
 
             self._parts = league = RayLeagueTraining(job, self.layout, trial, say)
             self.learning, self._seats = league.training, league.seats
+            self.stack.callback(league.close)
+        elif job.has_contract:
+            from brayx.cluster.behaviours import RayBehaviours
+
+            self._parts = self.learning = self._behaviours = RayBehaviours(self.whole, self.layout, trial, say)
+            self.buffers = self.learning.trainees[self.learning.mains[0]].buffers
+            self.stack.callback(self._behaviours.end)
         else:
             self._parts = trainee = RayTrainee(job, self.layout, trial)
             self.learning = Trainees(job, trainee)
             self.buffers = trainee.buffers
-        self.stack.callback(self._parts.close)
+            self.stack.callback(trainee.close)
         self.numbers, self._hub, self._names = self._parts.numbers, self._parts.hub, self._parts.names
         self._live: ReplicaSessions | None = None
         self._rollouts = {
@@ -177,7 +195,7 @@ class _RayTraining(JobTraining):
         self._is_deployed = False
         starting = "the learner and the actors" if self.actor else "the learner"
         say(f"Ray is up; the timer starts now. Starting {starting}")
-        if job.has_contract and job.self_plays:
+        if job.self_plays:
             say("self_play has no effect on a cluster: all teams of a behaviour learn with one model")
 
     def open_doors(self) -> None:
@@ -189,6 +207,8 @@ class _RayTraining(JobTraining):
             self._deploy()
             doors = _wait_for_weights(self.cluster.url, self.learning, self.config.model, self.progress)
             self.urls = {**doors, **self.cluster.urls}
+        if self._behaviours is not None:
+            self._behaviours.feed()
         if self.rollouts:
             self.progress.say(
                 f"{sum(workers.num for workers in self._rollouts.values())} rollout workers step environments"
@@ -201,7 +221,7 @@ class _RayTraining(JobTraining):
             stop_directory(self._names["sessions"])
 
     def newest(self) -> Snapshot | None:
-        return numbers_of(self._hub)
+        return numbers_of(self._hub) if self._behaviours is None else self._behaviours.newest()
 
     def settle(self) -> Snapshot:
         for trainee in self.learning.trainees.values():
@@ -223,26 +243,38 @@ class _RayTraining(JobTraining):
         return answer_requests(self._hub, self._rollouts)
 
     def end_waits(self) -> None:
-        for buffer in self.buffers.values():  # a source may wait for a hanging shard
-            buffer.close(0.0)
+        for trainee in self.learning.trainees.values():
+            for buffer in trainee.buffers.values():  # a source may wait for a hanging shard
+                buffer.close(0.0)
 
     def _deploy(self) -> None:
         """Serves the job's actor: the trained model follows its weight store, other models their champions."""
-        job, actor, learned, names = self.job, self.actor, self.config.model, self._names
+        actor, names = self.actor, self._names
+        spec = self._spec(self.job, names, self.buffers, league=self._seats)
+        if self._behaviours is not None:
+            jobs, trainees = self._behaviours.jobs, self._behaviours.trainees
+            behaviours = {name: self._spec(jobs[name], part.names, part.buffers) for name, part in trainees.items()}
+            spec = dataclasses.replace(spec, behaviours=behaviours)
+        deploy(application(spec, name=actor, directory=names["sessions"]), actor)
+
+    def _spec(
+        self, job: JobConfig, names: Mapping[str, str], buffers: Iterable[str], league: LeagueSpec | None = None
+    ) -> ActorSpec:
+        """What a replica needs to act for a model in training, whose Ray actors have these names."""
+        learned = self.config.model
         weights = {name: pooled(job, name, self.uri) for name in job.models if name != learned}
         weights[learned] = WeightSource(store=names.get("weights", ""))
         # The end of a training does not wait for games: replicas send their last episodes at once.
-        hasty = job.actors[actor].model_copy(update={"drain_timeout_s": 0.0})
-        spec = actor_spec(
-            job.model_copy(update={"actors": {**job.actors, actor: hasty}}),
-            actor,
+        hasty = job.actors[self.actor].model_copy(update={"drain_timeout_s": 0.0})
+        return actor_spec(
+            job.model_copy(update={"actors": {**job.actors, self.actor: hasty}}),
+            self.actor,
             mode="train",
             weights=weights,
-            buffers={name: names[f"buffer/{name}"] for name in self.buffers},
+            buffers={name: names[f"buffer/{name}"] for name in buffers},
             hub=names["hub"],
-            league=self._seats,
+            league=league,
         )
-        deploy(application(spec, name=actor, directory=names["sessions"]), actor)
 
 
 def deploy(application: Any, actor: str) -> None:

@@ -22,7 +22,8 @@ from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded
 from brayx.gamecore.protocol import game_of
 from brayx.jobs.code import scripts_of
-from brayx.jobs.config import JobConfig
+from brayx.jobs.config import JobConfig, only
+from brayx.jobs.contracts import by_contract
 from brayx.league.config import LeagueConfig
 from brayx.league.games import Finished, Game
 from brayx.league.in_progress import LOST, GamesInProgress
@@ -59,11 +60,17 @@ class LeagueSpec:
 
 
 def check_placement(job: JobConfig) -> None:
-    """Checks that a league's model acts in the replicas, which keep its versions.
+    """Checks that the model of a league or of several behaviours acts in the replicas, which keep its versions.
 
     Raises:
         ConfigError: its placement is ``remote``.
     """
+    jobs = by_contract(job)
+    for own in jobs if len(jobs) > 1 else []:
+        name = own.trainers[only("trainer", own.trainers)].model
+        if own.models[name].placement == "remote":
+            where = f"{job.file}: {name}.placement is remote, and the models of several behaviours"
+            raise ConfigError(f"{where} act in the actor's replicas: expected local", key="placement")
     for name, league in job.leagues.items():
         if job.models[league.model].placement == "remote":
             where = f"{job.file}: {league.model}.placement is remote, and the model of a league"

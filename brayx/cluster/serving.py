@@ -158,7 +158,7 @@ def serving_application(
         TrackingError: the registry cannot be read, or has no version that ``models`` names.
     """
     actor = only("actor", job.actors, actor)
-    check_one_contract(job)
+    check_one_contract(job, "only a training, or a service in one process, has several")
     check_code(job, [actor], mode="serve")
     weights = sources_of(job, uri, models or {})
     job = with_contract(job, weights)

@@ -17,7 +17,7 @@ from brayx.gamecore.auth import Keys
 from brayx.guard import program
 from brayx.jobs.code import check_code, scripts_of
 from brayx.jobs.config import JobConfig, job_of, only
-from brayx.jobs.contracts import parse_contract
+from brayx.jobs.contracts import by_contract, parse_contract
 from brayx.jobs.sources import Opened, check_sources, only_imitated
 from brayx.jobs.stored_models import check_initial_weights
 from brayx.tracking.tensorboard import check_installed
@@ -33,7 +33,8 @@ _SCRIPTS = (".py", ".sh", ".js", ".jar")
 
 
 def check_job(job: JobConfig) -> tuple[str, Layout]:
-    """The name of the job's actor, and the layout of its model's observations and actions.
+    """The name of the job's actor, and the layout of its model's observations and actions; of several behaviours that
+    of the first.
 
     The name is empty if the job's data come from rollouts or sources only.
 
@@ -48,7 +49,9 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
         check_installed()
     learners = check_league(job)
     if not learners:
-        return name, check_learning(job)
+        layouts = [check_learning(own) for own in by_contract(job) or [job]]
+        return name, layouts[0]
+    check_one_contract(job, "a league has one behaviour")
     for player, learner_job in learners.items():
         try:
             layout = check_learning(learner_job)
@@ -59,8 +62,8 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
     return name, layout
 
 
-def check_one_contract(job: JobConfig) -> None:
-    """Refuses a job with several contracts.
+def check_one_contract(job: JobConfig, why: str) -> None:
+    """Refuses a job with several contracts, and says why it can have one only.
 
     Raises:
         ConfigError: names the behaviours.
@@ -68,19 +71,17 @@ def check_one_contract(job: JobConfig) -> None:
     if len(job.contracts) > 1:
         names = ", ".join(parse_contract(contract).behaviour for contract in job.contracts)
         raise ConfigError(
-            f"{job.file}: contract has the behaviours {names}, and only a training or a service by contract in one "
-            "process has several: name the contract of one of them",
+            f"{job.file}: contract has the behaviours {names}, and {why}: name the contract of one of them",
             key="contract",
         )
 
 
 def check_contract(job: JobConfig) -> None:
-    """Refuses a job without the contract that it needs, or with several.
+    """Refuses a job without the contract that it needs.
 
     Raises:
         ConfigError: says how to give it one.
     """
-    check_one_contract(job)
     if job.needs_contract:
         raise ConfigError(
             f"{job.file}: contract is null, and only `brayx train` in one process learns it from the first game that "

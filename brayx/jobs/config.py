@@ -175,6 +175,8 @@ class JobConfig(BaseModel):
     def as_dict(self) -> dict[str, Any]:
         """The job as the YAML has it, defaults filled in, as JSON values; agents and models get this."""
         plain = self.model_dump(mode="json", by_alias=True, exclude={"file", "folder"})
+        if self._further:
+            plain["contract"] = self.contracts
         components = {name: part for group in _GROUPS.values() for name, part in plain.pop(group).items()}
         return {**plain, **components}
 

@@ -28,8 +28,6 @@ def documented(job: JobConfig) -> str:
     differ from the defaults, so that their comments are not repeated.
     """
     plain = job.as_dict()
-    if len(job.contracts) > 1:  # `as_dict` has the first
-        plain["contract"] = job.contracts
     lines = list(_fields(job, {name: plain.pop(name) for name in TOP_OPTIONS}, 0))
     components = {name: part for group in KINDS for name, part in getattr(job, f"{group}s").items()}
     for name, values in plain.items():

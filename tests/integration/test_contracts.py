@@ -1,8 +1,14 @@
-"""A job without Python on a real Serve: the champion's contract decides which games play, at every door."""
+"""A job without Python on a real Serve: the champion's contract decides which games play, at every door; and each of
+several behaviours is learned."""
 
 from __future__ import annotations
 
+import contextlib
+import http.client
+import itertools
 import json
+import re
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,12 +25,15 @@ from brayx.errors import BadBody
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_client import ContractClient
 from brayx.jobs.config import JobConfig
+from brayx.jobs.recorded import read_meta
 from brayx.jobs.shipped import TEMPLATES
 from brayx.model.build import build_model
-from brayx.tracking import Trial, register
+from brayx.tracking import Trial, find, local_files, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
+from tests.end_to_end.test_game import Side, Three
 from tests.integration.conftest import Ingress
+from tests.integration.training import Training
 
 PROJECT = "by-contract"
 CONTRACT: dict[str, Any] = {
@@ -34,6 +43,17 @@ CONTRACT: dict[str, Any] = {
 }
 OBS = [[0.0, 1.0], [3.0, -2.0], [-5.0, 0.5]]
 WAIT_S = 60.0
+LEARNED = "learned"
+OPTIONS = [
+    f"project={LEARNED}",
+    "actor.native_port=0",
+    "actor.tcp_port=null",
+    "model.engine=torch",
+    "console_port=null",
+    "buffer.batch_size=4",
+    "trainer.target_games=20",
+    "trainer.num_steps=1500",
+]
 
 
 @pytest.fixture(scope="module")
@@ -86,3 +106,54 @@ def test_a_game_with_another_contract_is_refused_by_field(urls: dict[str, str]) 
         pytest.raises(BadBody, match=r"observations\.side\.shape is \[3\], expected \[2\]"),
     ):
         client.start()
+
+
+@contextlib.contextmanager
+def playing(door: str, *games: type[Side]) -> Iterator[None]:
+    """Plays these games over and over; ends when the door closes."""
+
+    def play(kind: type[Side]) -> None:
+        with contextlib.suppress(OSError, http.client.HTTPException, RuntimeError):
+            game = kind(door, 0)
+            for number in itertools.count():
+                game.play(f"{kind.__name__}-{number}")
+
+    threads = [threading.Thread(target=play, args=(game,), daemon=True) for game in games]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join(WAIT_S)
+
+
+def native_door(ingress: Ingress) -> str | None:
+    """The faster door of the training at the ingress; None: it is not open yet."""
+    with contextlib.suppress(OSError, KeyError, ValueError), urllib.request.urlopen(ingress.http, timeout=5) as reply:
+        return str(json.load(reply)["doors"]["http"])
+    return None
+
+
+@pytest.mark.cluster
+def test_each_behaviour_learns_by_itself_and_has_its_champion(ingress: Ingress, tracking_db: str) -> None:
+    contracts = json.dumps([Side.contract, Three.contract])
+    own = "behaviours.three.network.hidden=[32]"
+    job = JobConfig.load(TEMPLATES / "game.yaml", [*OPTIONS, own, f"contract={contracts}"])
+    doors: list[str] = []
+    with Training(job, ingress, tracking_db) as training:
+        training.until(lambda: doors.extend(filter(None, [native_door(ingress)])) or doors, "its door is open")
+        refused = Contract.parse({**CONTRACT, "behaviour": "four"})
+        with ContractClient(doors[0], refused, timeout_s=WAIT_S) as client, pytest.raises(BadBody, match="is 'four'"):
+            client.start()
+        with playing(doors[0], Side, Three):
+            training.until(lambda: training.result, "both have their steps")
+    result = training.result
+    assert result is not None
+    assert result.finished
+    assert result.numbers["env_steps"] >= 3000
+    for name, contract, hidden in (("agent", Side.contract, [64, 64]), ("three", Three.contract, [32])):
+        assert re.search(rf"{name}: champion: {LEARNED}-{name} version 1, mean return", result.outcome)
+        champion = find(f"models:/{LEARNED}-{name}@champion", tracking_db)
+        trial = Trial.attach(tracking_db, champion.run_id)
+        assert (trial.name, trial.status) == ("main" if name == "agent" else name, "FINISHED")
+        assert champion.tags["brayx.contract"] == Contract.parse(contract).id
+        assert read_meta(local_files(champion, tracking_db))["job"]["network"]["hidden"] == hidden

@@ -5,7 +5,6 @@ Meanwhile its console is used; its hubs, a learner, the actor of the books, and 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import json
 import os
@@ -13,9 +12,8 @@ import re
 import shutil
 import signal
 import sqlite3
-import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,15 +26,11 @@ import torch
 from ray import serve
 
 from brayx.cluster import NAMESPACE
-from brayx.cluster.cluster import Cluster
-from brayx.cluster.job import train_on
 from brayx.cluster.named import call_with_retry
 from brayx.engines.torch import module_weights
 from brayx.errors import LeagueError
 from brayx.gamecore.client import Client
-from brayx.jobs.checks import check_job
 from brayx.jobs.config import JobConfig
-from brayx.jobs.result import TrainResult
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
@@ -47,9 +41,9 @@ from brayx.tracking import Trial, aliases, find
 from tests.end_to_end.console_jobs import Console, new_keys
 from tests.end_to_end.jobs import brayx, setting, without_ray
 from tests.integration.conftest import Ingress
+from tests.integration.training import WAIT_S, Training
 from tests.league_games import Players, play
 from tests.processes import ours
-from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
@@ -72,46 +66,6 @@ def score(module, config):
 """
 """A gate's check that lets snapshots pass once a file exists."""
 BREAK_IT = 'def loss(outputs, obs):\n    return outputs["value"].sum() * float("nan")\n'
-WAIT_S = 600.0
-"""Every step is of a few seconds; only a hanging one takes as long."""
-
-
-class Training(threading.Thread):
-    """Trains in the background; leaving its context interrupts a training that goes on.
-
-    Attributes:
-        result: of the training, once it has ended.
-    """
-
-    def __init__(self, job: JobConfig, ingress: Ingress, uri: str) -> None:
-        super().__init__(name="training", daemon=True)
-        self._job, self._uri = job, uri
-        self._cluster = Cluster(port=int(ingress.http.rpartition(":")[2]), address="auto")
-        self.result: TrainResult | None = None
-        self._error: BaseException | None = None
-
-    def __enter__(self) -> Training:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.is_alive():
-            interrupt = ctypes.py_object(KeyboardInterrupt)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), interrupt)
-        self.join(WAIT_S)
-
-    def run(self) -> None:
-        try:
-            _, layout = check_job(self._job)
-            self.result = train_on(self._cluster, self._job, layout, self._uri)
-        except BaseException as error:
-            self._error = error
-
-    def until(self, condition: Callable[[], object], what: str) -> None:
-        """Waits for a condition, while the training goes on."""
-        until(lambda: self._error or condition(), what, timeout_s=WAIT_S)
-        if self._error is not None:
-            raise self._error
 
 
 class Books(NamedTuple):

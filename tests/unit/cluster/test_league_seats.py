@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from brayx.league.config import LeagueConfig
 from brayx.league.member import Member
 from brayx.league.training import LeagueTraining
 from brayx.metrics import Recorder
+from tests.unit.jobs.contracts import SMALL
+from tests.unit.jobs.contracts import job as game_job
 from tests.unit.league.play import sessions_of
 from tests.waiting import until_awaited
 
@@ -348,3 +351,7 @@ def test_the_model_of_a_league_acts_in_the_replicas() -> None:
     check_placement(JobConfig.load(file))
     with pytest.raises(ConfigError, match=r"placement is remote, .*expected local"):
         check_placement(JobConfig.load(file, ["model.placement=remote"]))
+    two = f"contract={json.dumps([SMALL, {**SMALL, 'behaviour': 'other'}])}"
+    check_placement(game_job(two))
+    with pytest.raises(ConfigError, match=r"model\.placement is remote, and the models of several behaviours act in"):
+        check_placement(game_job(two, "model.placement=remote"))

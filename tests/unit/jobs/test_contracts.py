@@ -9,7 +9,7 @@ import pytest
 
 from brayx.errors import ConfigError
 from brayx.gamecore.contract import Contract
-from brayx.jobs.checks import check_job
+from brayx.jobs.checks import check_job, check_one_contract
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contracts import built, by_contract, contract_lines
 from brayx.jobs.options import documented
@@ -76,8 +76,10 @@ def test_several_contracts_are_a_list_in_a_file_or_in_the_yaml(tmp_path: Path, m
         assert JobConfig.load(tmp_path / "printed.yaml").contracts == several.contracts
     lines = built(several).splitlines()
     assert [line for line in lines if line.startswith("behaviour")] == ["behaviour 'agent'", "behaviour 'runner'"]
-    with pytest.raises(ConfigError, match="contract has the behaviours agent, runner, and only"):
-        check_job(several)
+    assert JobConfig.of(several.as_dict(), several.folder).contracts == several.contracts
+    assert check_job(several) == check_job(first)
+    with pytest.raises(ConfigError, match="contract has the behaviours agent, runner, and why: name"):
+        check_one_contract(several, "why")
 
 
 def test_a_job_without_its_contract_is_refused_where_no_game_can_say_it() -> None:
