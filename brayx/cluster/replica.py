@@ -160,8 +160,8 @@ class ActorReplica(GrpcDoor, ActorService):
         requires_keys: bool = True,
     ) -> None:
         keys = self._keys = Keys.configured(config.keys_file) if requires_keys else None
+        directory_actor = create_directory(directory)  # first: its process starts meanwhile
         runtime = self._replica = await build(handles)
-        directory_actor = create_directory(directory)
         await check_directory(directory, directory_actor)
         is_local = await _on_loopback(config)
         self._assemble(runtime, config, directory, directory_actor, keys, runtime.follower, runtime.drawing, is_local)
