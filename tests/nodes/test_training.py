@@ -18,12 +18,12 @@ import pytest
 
 from brayx.metrics.charts import CHARTS
 from brayx.tracking import Trial, find_trial
-from tests.chaos.test_stack import Database
+from tests.chaos.test_stack import Database, needs_database
 from tests.end_to_end.jobs import TEMPLATES, Command, goes_on, job_folder, numbers_of, said_on_failure, setting, written
 from tests.nodes.machines import Machine, machines, on_machines, ray_address, ray_on
 from tests.waiting import until
 
-pytestmark = on_machines
+pytestmark = [*on_machines, *needs_database]
 
 MLFLOW, TCP = 5000, 8101
 WITHOUT_DATABASE_S, CUT_S = 10.0, 20.0
