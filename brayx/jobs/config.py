@@ -24,7 +24,7 @@ from brayx.components import check_module
 from brayx.errors import ConfigError
 from brayx.jobs.bray import translate, unit_notes
 from brayx.jobs.contracts import contracts_of
-from brayx.jobs.document import JobFile, Loc, dotted, nearest, nearest_file, short, walk
+from brayx.jobs.document import JobFile, Loc, dotted, nearest, nearest_file, place_of, short, walk
 from brayx.jobs.former import forget_former, remove_former
 from brayx.jobs.kinds import BoardConfig, FreeConfig, RenderConfig, SourceConfig
 from brayx.league.config import LeagueConfig, SelfPlayConfig
@@ -389,7 +389,9 @@ class _Validation:
         self, name: str, value: Any, groups: dict[str, dict[str, BaseModel]], sampling: Sampling | None
     ) -> None:
         if not isinstance(value, dict):
-            self._add((name,), f"unknown key{nearest(name, TOP_OPTIONS)}; components are mappings with a `kind`")
+            place = place_of(name, self.document.values, KINDS)
+            hint = f"{nearest(name, TOP_OPTIONS)}; components are mappings with a `kind`"
+            self._add((name,), f"unknown key; did you mean {place!r}?" if place else f"unknown key{hint}")
             return
         kind = value.get("kind")
         if not isinstance(kind, str) or kind not in KINDS:

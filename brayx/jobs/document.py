@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +164,21 @@ def nearest(word: str, known: Iterable[str]) -> str:
     if near:
         return f"; nearest is {near[0]!r}"
     return f"; there is {', '.join(repr(name) for name in names)}" if 0 < len(names) <= 12 else ""
+
+
+def place_of(option: str, values: Mapping[str, Any], kinds: Mapping[str, type[BaseModel]]) -> str:
+    """The place of an option in a job, such as ``trainer.target_return``: where its components take it, or a part of
+    them has it; empty if there is none.
+    """
+    for name, part in values.items():
+        if isinstance(part, dict):
+            model = kinds.get(str(part.get("kind")))
+            if option in part or (model is not None and option in model.model_fields):
+                return f"{name}.{option}"
+            for key, inner in part.items():
+                if isinstance(inner, dict) and option in inner:
+                    return f"{name}.{key}.{option}"
+    return ""
 
 
 def nearest_file(file: Path) -> str:

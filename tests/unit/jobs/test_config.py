@@ -189,6 +189,7 @@ class TestOverrides:
             ("actor.agents.3=x", "'actor.agents' is a list of 1, 3 is no index of it"),
             ("actor.agents.0=agnet", "actor.agents.0: there is no agent 'agnet'; nearest is 'agent'"),
             ("sed=3", "sed: unknown key; nearest is 'seed'"),
+            ("target_return=475", "target_return: unknown key; did you mean 'trainer.target_return'?"),
             ("record.kind=recordin", 'record.kind: `kind` is "recordin", expected one of'),
         ],
     )
