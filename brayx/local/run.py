@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 _STEPS = "rollout_env_steps"
 _IMITATED = "imitated"
 """Key in a checkpoint's ``meta.json``: the number of demonstration batches learned from."""
+_MAX_UNFIT_RUNS = 3
+"""Training ends if this many runs have come and nothing in any of them is fit to learn from."""
 _END_S = 30.0
 """Deadline for the collector's thread to finish its current run."""
 
@@ -100,6 +102,7 @@ class Run:
         self.env_steps = 0
         self.dropped = 0
         self._unfit: BadFragment | None = None
+        self._unfit_runs = 0
         self.about: dict[str, Any] = {}
         self._steps_before = 0
         self._begun_at = 0
@@ -293,6 +296,9 @@ class Run:
         self._ended = time.monotonic()
         good = self._fit_to_learn_from(arrays)
         if good is None:
+            self._unfit_runs += 1
+            if self._unfit_runs >= _MAX_UNFIT_RUNS:
+                self.check_learned()
             return
         if self._table is None:
             yield good

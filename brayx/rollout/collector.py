@@ -144,7 +144,7 @@ class Collector:
         try:
             first, _ = self.envs.reset(seed=seed)
         except Exception as error:
-            raise failed("reset", error) from error
+            raise failed("reset", error, self.envs) from error
         self._obs = self._leaves(first)
         self._state = self.policy.initial_state(self.num_envs)
         self._resetting = np.zeros(self.num_envs, np.bool_)
@@ -317,7 +317,7 @@ class Collector:
             if self._mode is AutoresetMode.DISABLED and (done := terminated | truncated).any():
                 obs, _ = self.envs.reset(options={"reset_mask": done})
         except Exception as error:
-            raise failed("step", error) from error
+            raise failed("step", error, self.envs) from error
         if self._ignores_masks and MASK in info:
             self._ignores_masks = False  # warns once
             logger.warning(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
 import gymnasium
+import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from brayx.errors import BrayxError, ConfigError, EnvironmentFailed, first_line, raised_at
@@ -66,12 +67,36 @@ def make_envs(
         raise
 
 
-def failed(what: str, error: Exception) -> BrayxError:
-    """The typed error for an environment's exception in its method ``what``; a typed one stays as it is."""
+def failed(what: str, error: Exception, envs: VectorEnv | None = None) -> BrayxError:
+    """The typed error for an environment's exception in its method ``what``; a typed one stays as it is.
+
+    If the environments are stepped in a row, an observation that does not fit its space is named instead.
+    """
     if isinstance(error, BrayxError):
         return error
+    base = envs.unwrapped if envs is not None else None
+    for obs in base._env_obs if isinstance(base, SyncVectorEnv) else ():
+        if obs is not None and (wrong := _misfit(base.single_observation_space, obs, "obs")):
+            key, found = wrong
+            return EnvironmentFailed(f"{key}: an environment returned {found} by its observation space", key=key)
     message = f"the environment raised {type(error).__name__} in {what}: {first_line(error)} ({raised_at(error)})"
     return EnvironmentFailed(message)
+
+
+def _misfit(space: Any, obs: Any, path: str) -> tuple[str, str] | None:
+    """Path of the first part of an observation that its space cannot hold, and what it is; None: there is none."""
+    inner = getattr(space, "spaces", None)
+    if inner is None:
+        shape, expected = np.shape(obs), space.shape or ()
+        return None if shape == expected else (path, f"shape {[*shape]}, expected {[*expected]}")
+    for key, part in inner.items() if isinstance(inner, Mapping) else enumerate(inner):
+        try:
+            value = obs[key]
+        except (KeyError, IndexError, TypeError):
+            return f"{path}/{key}", "none, expected one"
+        if wrong := _misfit(part, value, f"{path}/{key}"):
+            return wrong
+    return None
 
 
 def _make(env: EnvSource, num_envs: int, vectorization: Vectorization, options: Mapping[str, Any] | None) -> VectorEnv:

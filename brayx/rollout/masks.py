@@ -128,5 +128,5 @@ def with_masks(envs: VectorEnv) -> VectorEnv:
     try:
         _, info = first.reset()
     except Exception as error:
-        raise failed("reset", error) from error
+        raise failed("reset", error, envs) from error
     return InfoMasks(envs, sizes) if MASK in info else envs

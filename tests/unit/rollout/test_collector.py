@@ -53,9 +53,12 @@ KIND = {
         ("kind", 4, r"obs/me/kind: .* 4 at \[1\]"),
         ("seen", [1, 1004], r"obs/me/seen: .* 1004 at \[1, 1\], expected 1000 to 1003"),
         ("pair", (2, np.zeros(1, np.float32)), r"obs/pair/0: .* 2 at \[1\], expected -2 to 1"),
+        ("pair", (1, np.zeros(3)), r"obs/pair/1: an environment returned shape \[3\], expected \[1\]"),
+        ("seen", [1, 1000, 1000], r"obs/me/seen: .* shape \[3\], expected \[2\]"),
+        ("pair", (1,), r"obs/pair/1: .* none, expected one"),
     ],
 )
-def test_a_whole_number_outside_the_observation_space_is_refused_by_name(name, value, refused):
+def test_a_value_outside_the_observation_space_is_refused_by_name(name, value, refused):
     kinds = collector(Kinds, OfKinds(), (KIND,), length=4)
     assert set(kinds.collect().arrays["obs/me/kind"].ravel()) == {5, 6, 7, 8}
 
