@@ -21,6 +21,16 @@ _LARGEST = float(np.finfo(np.float32).max)
 _JSON = {"None": "null", "True": "true", "False": "false"}
 _PLAIN = {int, float}
 _NUMBERS = (int, float, np.number)
+_OTHER_NAMES = {
+    "action_mask": "mask",
+    "done": "terminated",
+    "observation": "obs",
+    "observations": "obs",
+    "state": "obs",
+    "time_limit": "truncated",
+}
+"""Names that other libraries have for a field."""
+_DONE = ", or 'truncated' at a time limit"
 
 
 def array_field(
@@ -87,6 +97,8 @@ def check_names(value: Mapping[str, Any], known: Collection[str], prefix: str = 
             word = str(name)[:64]
             near = difflib.get_close_matches(word, known, n=1, cutoff=0.5)
             hint = f"nearest is {near[0]!r}" if near else f"expected {', '.join(known) or 'none'}"
+            if (meant := _OTHER_NAMES.get(word)) in known:
+                hint = f"use {meant!r}{_DONE if word == 'done' else ''}"
             raise BadBody(f"{prefix}{word} is unknown; {hint}", field=f"{prefix}{word}")
     return value
 
@@ -97,7 +109,9 @@ def _field(body: Any, name: str) -> Any:
     except (KeyError, TypeError, IndexError):
         names = ", ".join(map(repr, islice(body, 20))) if isinstance(body, dict) else ""
         got = f"it has {names}" if names else f"it is {reprlib.repr(body)}"
-        raise BadBody(f"the body has no field {name!r}: {got:.120}", field=name) from None
+        other = next((key for key, meant in _OTHER_NAMES.items() if meant == name and names and key in body), None)
+        hint = f"; rename {other!r} to {name!r}" if other else ""
+        raise BadBody(f"the body has no field {name!r}: {got:.120}{hint}", field=name) from None
 
 
 def _are_numbers(value: Any, ndim: int, *, bools: bool = False) -> bool:

@@ -37,7 +37,7 @@ _FEW = 8
 _WITHOUT_RETURN = 20
 _HOW_TO_RETURN = (
     'The body of a stop must say how the game ended: {"obs": ..., "reward": ..., "terminated": true}, or "truncated": '
-    'true at a time limit. An agent of your own must call record("episode_return", ...)'
+    'true at a time limit; `done` is not read. An agent of your own must call record("episode_return", ...)'
 )
 _TROUBLE = ("requests_refused", "fragments_dropped", "replay_dropped")
 

@@ -262,7 +262,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"forced": {"dash": 3}}, "forced.dash is 3"),
     ({"forced": {"steer": [0.5, 0.2]}}, "forced.steer[1] is 0.200000"),
     ({"forced": {"fly": 1}}, "forced.fly is unknown"),
-    ({"observation": OBS}, "observation is unknown"),
+    ({"observation": OBS}, "observation is unknown; use 'obs'"),
+    ({"done": True}, "done is unknown; use 'terminated', or 'truncated' at a time limit"),
 ]
 
 

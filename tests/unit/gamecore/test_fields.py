@@ -76,6 +76,8 @@ def test_ranges_and_shapes_are_checked() -> None:
         with pytest.raises(BadBody, match="'x'") as missing:
             number_field(body, "x")
         assert missing.value.details == {"field": "x"}
+    with pytest.raises(BadBody, match="'obs': it has 'observation'; rename 'observation' to 'obs'"):
+        array_field({"observation": [1]}, "obs")
 
 
 @pytest.mark.parametrize(
