@@ -30,7 +30,7 @@ from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.contract_rows import MAX_ROWS
 from brayx.gamecore.contract_ticks import Tick
 from brayx.spaces import MASK
-from brayx.types import NOT_LEARNED, Forward, Step, flatten
+from brayx.types import NOT_LEARNED, Forward, NestedArray, Step, flatten
 
 _POLICY = ("logits", "mean", "log_std", "tanh_mean", "tanh_log_std", "latent", "sde_std")
 """Outputs of a model that decide an action."""
@@ -83,6 +83,11 @@ class ContractAgent(Agent):
         the reward; it gets each row as a tick without rows."""
         return float(tick.reward)
 
+    def model_input(self, obs: Mapping[str, np.ndarray]) -> NestedArray:
+        """What the model takes of the observations of a tick, ``[...]`` or with rows ``[N, ...]``: all of them by name.
+        Override it for a model that takes them in another form."""
+        return obs
+
     async def on_tick(self, state: State) -> None:
         services = services_in_use()
         if services is not None and services.caught_up is not None:
@@ -92,7 +97,9 @@ class ContractAgent(Agent):
             self._groups.check(tick)
         limits = self.limits.with_tick(tick)
         obs = limits.observed(tick) if self.explores else tick.obs
-        result = await (forward(self.model, obs) if tick.agents is None else self._forward_rows(tick, obs))
+        result = await (
+            forward(self.model, self.model_input(obs)) if tick.agents is None else self._forward_rows(tick, obs)
+        )
         if result is None:  # all rows have ended
             return
         outputs, version = result
@@ -125,7 +132,7 @@ class ContractAgent(Agent):
         if len(going_on) > MAX_ROWS:
             raise BadBody(f"agent has {len(going_on)} agents whose episodes have not ended", field="agent")
         self._memory.forget(ended)
-        result = await forward_rows(self.model, agents, obs, self._memory) if agents else None
+        result = await forward_rows(self.model, agents, self.model_input(obs), self._memory) if agents else None
         self._acting = going_on
         return result
 

@@ -26,6 +26,8 @@ Space = gymnasium.Space[Any]
 spaces = gymnasium.spaces
 _Named = tuple[str, dict[str, Any]]
 _ENCODING = "packed"
+BEHAVIOUR = "agent"
+"""Behaviour of an environment's contract."""
 _dumps = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -59,7 +61,7 @@ class EnvBodies:
         action_space: Space,
         *,
         has_mask: bool = False,
-        behaviour: str = "agent",
+        behaviour: str = BEHAVIOUR,
         by_contract: bool = True,
     ) -> None:
         self._profile = GymBodies(action_space)

@@ -29,11 +29,12 @@ from typing import Any
 
 import gymnasium
 
-from brayx.bridges.env_bodies import EnvBodies
+from brayx.bridges.env_bodies import BEHAVIOUR, EnvBodies, SpacesBodies
 from brayx.errors import ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.at_once import Game, play_at_once
 from brayx.gamecore.client import Client
+from brayx.gamecore.contract import Contract
 from brayx.gamecore.games import START_S, GameResult, GamesRun, send
 from brayx.gamecore.protocol import StepKind
 from brayx.spaces import MASK
@@ -53,6 +54,17 @@ def make_env(env_id: str, **kwargs: Any) -> Env:
         near = difflib.get_close_matches(env_id, gymnasium.registry, n=3)
         hint = f"; nearest: {', '.join(near)}" if near and env_id not in gymnasium.registry else ""
         raise ConfigError(f"cannot make the environment {env_id!r}: {error}{hint}", env_id=env_id) from error
+
+
+def contract_of(env_id: str) -> Contract:
+    """The contract of an environment's spaces, as its games send it.
+
+    Raises:
+        ConfigError: there is no such environment, or a space has no contract.
+    """
+    with contextlib.closing(make_env(env_id)) as env:
+        _, info = env.reset()
+        return SpacesBodies(env.observation_space, env.action_space, MASK in info, BEHAVIOUR).bodies.contract
 
 
 def game_of(

@@ -17,7 +17,11 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     add_job(parser)
     add_set(parser)
-    parser.add_argument("--contract", metavar="FILE", help="print what is built for the contracts in this file instead")
+    given = parser.add_mutually_exclusive_group()
+    given.add_argument("--contract", metavar="FILE", help="print what is built for the contracts in this file instead")
+    given.add_argument(
+        "--env", metavar="ID", help="print the contract of a Gymnasium environment, and what is built for it"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -33,6 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
     overrides = arguments.overrides
     if arguments.contract is not None:
         overrides = [*overrides, f"contract={json.dumps(str(Path(arguments.contract).absolute()))}"]
+    elif arguments.env is not None:
+        from brayx.bridges.gym import contract_of
+
+        contract = json.dumps(contract_of(arguments.env).as_dict())
+        overrides = [*overrides, f"contract={contract}"]
+        print(contract)
     job = JobConfig.load(arguments.config, overrides)
     check_code(job, job.actors, mode="train")
     opened: Opened = {}
@@ -42,7 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     elif len(job.trainers) == 1:
         for own in by_contract(job) or [job]:
             check_learning(own, opened)
-    print_result(documented(job) if arguments.contract is None else built(job), end="")
+    is_plain = arguments.contract is None and arguments.env is None
+    print_result(documented(job) if is_plain else built(job), end="")
     if job.rollouts:
         from brayx.jobs.environments import lag_notes
 

@@ -39,7 +39,7 @@ def train_distributed(
     cluster: str | None = None,
     log_interval: int | None = None,
     buffer_size: int | None = None,
-) -> tuple[LocalTrainResult, Trial]:
+) -> tuple[LocalTrainResult, Trial, tuple[str, str]]:
     """Trains a policy for ``env`` as a job, with workers on a Ray cluster or in this process.
 
     The trial is an MLflow run; an interrupted run of that name continues from its checkpoint.
@@ -58,7 +58,8 @@ def train_distributed(
         buffer_size: transitions that may wait for the learner; None: two batches. Unless `fifo`, it is `capacity`.
 
     Returns:
-        A result as from `train_local`, and the trial.
+        A result as from `train_local`, the trial, and the registered version with a message, as from
+        `brayx.commands.ppo.train`.
 
     Raises:
         ConfigError: options do not fit each other or the environment.
@@ -77,7 +78,7 @@ def train_distributed(
     components = as_job(env, algorithm, training, num_workers=num_workers, buffer_size=buffer_size)
     job = JobConfig.of({"project": project, "trial": trial, **components}, "")
     done = train_job(job, cluster=cluster, resume=resume, tracking=tracking, log_interval=log_interval)
-    return _result(job, done, training), done.trial
+    return _result(job, done, training), done.trial, (done.reference if done.version else "", done.outcome)
 
 
 def _result(job: JobConfig, done: Any, training: Training) -> LocalTrainResult:

@@ -17,6 +17,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import shlex
 import signal
 import sys
 import threading
@@ -25,7 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from brayx.command_line import Parser, Switch, count, say
 from brayx.errors import BrayxError, ConfigError
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from brayx.local.train import LocalTrainResult
     from brayx.local.training import Training
     from brayx.tracking import Trial
+    from brayx.tracking.clerk import Clerk
 
 
 HELP = "PPO for an environment in Python, in this process or over a cluster"
@@ -243,14 +246,23 @@ def run(arguments: argparse.Namespace) -> int:
     if not chosen["distributed"]:
         _on_interrupt(stop.set)
     began = _process_began()
-    result, trial = train(chosen, stop)
+    result, trial, (model, outcome) = train(chosen, stop)
     _write_course(chosen["course"], result)
     print(_line(_summary_of(result, began), trial.run_id), flush=True)
+    if outcome:
+        say(outcome)
+    if model:
+        elsewhere = f" --tracking {shlex.quote(trial.uri)}" if chosen["tracking"] else ""
+        say(f"to serve it: brayx serve {model}{elsewhere}")
     return 130 if result.reason == "stopped" else 0
 
 
-def train(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrainResult, Trial]:
-    """Trains with these options; returns the result and its trial.
+Registered: TypeAlias = tuple[str, str]
+"""The registered version as ``models:/NAME/VERSION``, empty if there is none; and a message for the user."""
+
+
+def train(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrainResult, Trial, Registered]:
+    """Trains with these options; returns the result, its trial and what was registered.
 
     Args:
         chosen: every option by name, as from `chosen_options`.
@@ -280,32 +292,51 @@ def train(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrainR
     )
 
 
-def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrainResult, Trial]:
+def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrainResult, Trial, Registered]:
     """Trains in this process."""
     from brayx.tracking.clerk import Clerk
     from brayx.tracking.store import tracking_uri
 
     algorithm, training = configs(chosen)
     project, name = _names(chosen, training.seed)
+    model = project.replace(":", "-")
     params = {**chosen, **algorithm.model_dump(mode="json"), **training.model_dump(mode="json")}
     with temporary_files():  # the clerk's, where this is killed
         clerk = Clerk(project, name, tracking_uri(chosen["tracking"]), params, resume=not chosen["new"])
         try:
             try:
                 from brayx.local.train import train_local  # meanwhile the clerk's process imports MLflow
+                from brayx.local.training import as_job
 
                 show = _progress(chosen["log_interval"], training.num_steps)
-                result = train_local(chosen["env"], algorithm, training, on_update=show, clerk=clerk, stop=stop)
+                job = as_job(chosen["env"], algorithm, training, num_workers=chosen["num_workers"])
+                about = {"job": {"project": model, "trial": name, **job}, "folder": os.getcwd()}
+                result = train_local(
+                    chosen["env"], algorithm, training, on_update=show, clerk=clerk, stop=stop, about=about
+                )
             except BaseException as error:
                 with contextlib.suppress(BrayxError):
                     clerk.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
                 raise
-            if result.reason == "stopped" and result.updates:
+            registered: Registered = "", ""
+            if result.reason != "stopped":
+                registered = _register(clerk, model, result)
+            elif result.updates:
                 wait_to_save(clerk.opened, say)
             trial = clerk.close("KILLED" if result.reason == "stopped" else "FINISHED")
         finally:
             clerk.end()
-    return replace(result, reason="stopped") if stop.is_set() else result, trial
+    return replace(result, reason="stopped") if stop.is_set() else result, trial, registered
+
+
+def _register(clerk: Clerk, name: str, result: LocalTrainResult) -> Registered:
+    """Registers the best checkpoint, as champion unless the champion has a higher return."""
+    from brayx.engines.torch import describe
+    from brayx.jobs.champion import register_trial
+
+    clerk.settle()  # the last checkpoint may be the best
+    version, outcome = clerk.call(register_trial, name, describe(result.module, result.forward_args))
+    return f"models:/{name}/{version}" if version else "", outcome
 
 
 def _on_interrupt(stop: Callable[[], None]) -> None:

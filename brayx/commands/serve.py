@@ -5,14 +5,19 @@ from __future__ import annotations
 import argparse
 
 from brayx.command_line import announced
-from brayx.commands.arguments import add_actor, add_job, add_league_trial, add_set, add_tracking
+from brayx.commands.arguments import add_actor, add_league_trial, add_set, add_tracking, add_trust
+from brayx.jobs.shipped import job_file
 
 HELP = "serve a job's champion in this process; `serve run` does it on Ray"
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    add_job(parser)
+    parser.add_argument(
+        "config", type=job_file,
+        help="YAML of the job, or name of a shipped one: cartpole.yaml; or a version: models:/NAME@ALIAS, of the job "
+        "in its checkpoint",
+    )  # fmt: skip
     add_set(parser)
     add_actor(parser)
     parser.add_argument(
@@ -21,6 +26,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add_league_trial(parser)
     add_tracking(parser)
+    add_trust(parser, "with models:/NAME: ")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -30,8 +36,16 @@ def run(arguments: argparse.Namespace) -> int:
         from brayx.local.serving import serve
         from brayx.tracking import tracking_uri
 
-        job = JobConfig.load(arguments.config, arguments.overrides)
         models = {}
+        if arguments.config.startswith("models:/"):
+            from brayx.jobs.env_door import job_of_version
+
+            job, model = job_of_version(
+                arguments.config, tracking_uri(arguments.tracking), arguments.overrides, arguments.trust
+            )
+            models[model] = arguments.config
+        else:
+            job = JobConfig.load(arguments.config, arguments.overrides)
         for reference in arguments.models:
             name, named, version = reference.partition("=models:/")
             models[only("model", job.models, name if named else "")] = f"models:/{version}" if named else reference

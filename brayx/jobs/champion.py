@@ -84,6 +84,14 @@ def register_best(
     )
 
 
+def register_trial(trial: Trial, name: str, spec: ModelSpec | None) -> tuple[int | None, str]:
+    """As `register_best`, of the trial's best checkpoint, without an ONNX file; no version if there is none."""
+    best = trial.best_checkpoint(BEST_METRIC)
+    if best is None:
+        return None, "no champion: too few games were finished"
+    return register_best(trial, best, name, None, spec)
+
+
 def behaviour_pool(trial: Trial, several: bool) -> str:
     """Name under which a trial's behaviour is registered: the project's, followed by the behaviour's if the project has
     learned several. If another project has that name, as project `a-b` has that of behaviour `b` of project `a`, two

@@ -161,16 +161,17 @@ class JobConfig(BaseModel):
         return _Validation(document, file.absolute()).job()
 
     @staticmethod
-    def of(options: Mapping[str, Any], folder: str) -> JobConfig:
-        """A job from what `as_dict` gave, and the folder of its modules. Former options that do not decide how its
-        models act or learn are left out.
+    def of(options: Mapping[str, Any], folder: str, overrides: Sequence[str] = ()) -> JobConfig:
+        """A job from what `as_dict` gave, and the folder of its modules, with overrides as of `load`. Former options
+        that do not decide how its models act or learn are left out.
 
         Raises:
             ConfigError: as `load`.
         """
         options = copy.deepcopy(dict(options))
         forget_former(options, options_by_kind())
-        return JobConfig.parse(json.dumps(options), Path(folder, "job"), f"the job recorded in {folder or '.'}")
+        name = f"the job recorded in {folder or '.'}"
+        return JobConfig.parse(json.dumps(options), Path(folder, "job"), name, overrides)
 
     def as_dict(self) -> dict[str, Any]:
         """The job as the YAML has it, defaults filled in, as JSON values; agents and models get this."""

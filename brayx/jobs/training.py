@@ -273,6 +273,7 @@ class JobTraining(abc.ABC):
         trial = self.clerk.trial()
         version, outcome, curve = None, "", []
         if self.finished:
+            self.progress.say("writing results to MLflow")
             version, outcome = self.learning.register(self.progress.say)
             self._keep()
             curve = self.clerk.call(drawn_curve, self.job.project, config.target_return, config.x_axis)

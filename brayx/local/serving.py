@@ -29,6 +29,7 @@ from brayx.gamecore.auth import Keys
 from brayx.jobs.checks import ports_of
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig, only
+from brayx.jobs.env_door import with_door
 from brayx.jobs.handles import offer
 from brayx.jobs.served import ServedModel, served_models
 from brayx.jobs.weights import acting_from, followed_by, pool_args, registered
@@ -55,7 +56,7 @@ class Serving:
     Its models act with torch until their engines are built.
 
     Args:
-        job: the job that was trained.
+        job: the job that was trained; one with only environments gets a door, see `brayx.jobs.env_door`.
         uri: tracking URI of the registry.
         actor: name of the component; may be empty if there is only one.
         models: version that each model serves, as for `deployments.actor.ServeArgs.models`.
@@ -83,6 +84,7 @@ class Serving:
         trial: str = "",
         say: Callable[[str], None] = _log.info,
     ) -> None:
+        job = with_door(job)
         self.actor = actor = only("actor", job.actors, actor)
         self.config = config = job.actors[actor]
         check_code(job, [actor], mode="serve")

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -105,6 +106,7 @@ def train_local(
     on_update: Callable[[int, int, Mapping[str, float]], None] | None = None,
     clerk: TrialKeeper | None = None,
     stop: threading.Event | None = None,
+    about: Mapping[str, Any] | None = None,
 ) -> LocalTrainResult:
     """Trains a policy for ``env`` in this process.
 
@@ -126,6 +128,7 @@ def train_local(
         clerk: stores the trial's metrics and checkpoints, and loads the checkpoint to resume from; None: stores
             nothing.
         stop: once set, training ends after the next update, and a running evaluation is cancelled.
+        about: JSON values for the ``meta.json`` of checkpoints, such as the job that they are served as.
 
     Raises:
         ConfigError: options do not fit each other, the environment, or the demonstrations.
@@ -143,6 +146,7 @@ def train_local(
         clerk=clerk,
         stop=stop,
     ) as running:
+        running.run.about.update(about or {})
         while running.goes_on():
             running.iterate()
         return running.result()

@@ -74,8 +74,8 @@ def failed(what: str, error: Exception, envs: VectorEnv | None = None) -> BrayxE
     """
     if isinstance(error, BrayxError):
         return error
-    base = envs.unwrapped if envs is not None else None
-    for obs in base._env_obs if isinstance(base, SyncVectorEnv) else ():
+    base: Any = envs.unwrapped if envs is not None else None
+    for obs in getattr(base, "_env_obs", ()):  # of a SyncVectorEnv
         if obs is not None and (wrong := _misfit(base.single_observation_space, obs, "obs")):
             key, found = wrong
             return EnvironmentFailed(f"{key}: an environment returned {found} by its observation space", key=key)

@@ -5,12 +5,14 @@ Knows nothing of trials or models.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import functools
 import logging
 import os
 import sqlite3
+import sys
 import tempfile
 import threading
 import time
@@ -125,6 +127,7 @@ def client_of(uri: str) -> MlflowClient:
     import_mlflow()
     from mlflow.tracking import MlflowClient
 
+    atexit.register(_close_connections)
     logging.getLogger("mlflow.store").setLevel(logging.WARNING)
     # MLflow logs the traceback of each failure here, and also raises it.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
@@ -140,6 +143,17 @@ def client_of(uri: str) -> MlflowClient:
             with contextlib.suppress(OSError):
                 os.removedirs(escaped)
         return client
+
+
+def _close_connections() -> None:
+    """Closes the connections that MLflow's stores keep open; sqlite then removes its log, ``mlflow.db-wal``.
+
+    `brayx.shutdown.leave` ends a process without the clean-up of objects that would close them.
+    """
+    for name in ("tracking", "model_registry"):
+        store = sys.modules.get(f"mlflow.store.{name}.sqlalchemy_store")
+        for engine in list(getattr(getattr(store, "SqlAlchemyStore", None), "_engine_map", {}).values()):
+            engine.dispose()
 
 
 @contextlib.contextmanager

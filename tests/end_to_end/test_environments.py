@@ -321,7 +321,7 @@ from brayx.local.training import Training
 
 training = Training(num_envs=16, unroll_length=32, learning_rate=1e-3, num_steps=60_000, target_return=60.0,
     target_games=20, normalise_obs=True, evaluation_episodes=4)
-result, trial = train_distributed("CartPole-v1", training=training, num_workers=2, cluster=None)
+result, trial, _ = train_distributed("CartPole-v1", training=training, num_workers=2, cluster=None)
 print(json.dumps({
     "reason": result.reason, "env_steps": result.env_steps, "updates": result.updates,
     "seconds_to_target": result.seconds_to_target, "return_mean": result.return_mean,
@@ -355,7 +355,7 @@ from brayx.local.training import Training
 
 training = Training(num_envs=4, unroll_length=4, sampler="uniform", batch_size=64, capacity=4096, min_columns=64,
     samples_per_insert=8.0, num_steps=2_000, evaluation_episodes=2)
-result, trial = train_distributed("Pendulum-v1", SACConfig(n_step=2), training, num_workers=1, cluster=None)
+result, trial, _ = train_distributed("Pendulum-v1", SACConfig(n_step=2), training, num_workers=1, cluster=None)
 (obs,) = result.forward_args
 print(json.dumps({
     "reason": result.reason, "updates": result.updates, "alpha": trial.metrics()["learner/alpha"],

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from brayx.bridges.gym import contract_of
 from brayx.commands import check
 from brayx.errors import ConfigError
+from brayx.gamecore.contract import Contract
 from brayx.jobs.shipped import TEMPLATES
 
 GAME = TEMPLATES / "game.yaml"
@@ -20,8 +22,8 @@ CONTRACT = {
 }
 
 
-def checked(*overrides: str, contract: str | None = None) -> int:
-    return check.run(argparse.Namespace(config=str(GAME), overrides=list(overrides), contract=contract))
+def checked(*overrides: str, contract: str | None = None, env: str | None = None) -> int:
+    return check.run(argparse.Namespace(config=str(GAME), overrides=list(overrides), contract=contract, env=env))
 
 
 def test_what_is_built_for_a_contract_is_printed_instead_of_the_options(
@@ -35,6 +37,15 @@ def test_what_is_built_for_a_contract_is_printed_instead_of_the_options(
     assert err == f"{GAME}: ok\n"
     assert checked() == 0
     assert "contract: null" in capsys.readouterr().out, "without one, the options"
+
+
+def test_the_contract_of_an_environment_is_printed_with_what_is_built_for_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert checked(env="CartPole-v1") == 0
+    contract, *built = capsys.readouterr().out.splitlines()
+    assert Contract.parse(json.loads(contract)) == contract_of("CartPole-v1")
+    assert built[1] == "actions: action: one of 2 choices from 0"
 
 
 def test_options_of_the_network_are_checked_before_there_is_a_contract() -> None:

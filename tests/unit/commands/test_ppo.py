@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 
 from brayx.algorithms.ppo import PPOConfig
+from brayx.bridges.gym import run_games
 from brayx.commands import cli
 from brayx.commands.ppo import PRESETS, _progress, chosen_options, configs
 from brayx.errors import ConfigError
+from brayx.jobs.env_door import job_of_version
+from brayx.local.serving import Serving
 from brayx.local.training import Training
 from brayx.nets.policy import NetworkConfig
 from brayx.tracking import Trial
@@ -206,6 +209,14 @@ def test_the_last_line_is_the_result_and_the_trial_is_in_mlflow(tracking_db):
     assert trial.status == "FINISHED"
     assert trial.metrics()["replay/env_steps"] == result["env_steps"]
     assert trial.latest_checkpoint() is not None
+    command, _, reference, *_ = done.stderr.splitlines()[-1].removeprefix("to serve it: ").split()
+    assert (command, reference) == ("brayx", "models:/CartPole-v1/1")
+    free = [f"actor.{port}=0" for port in ("port", "native_port", "tcp_port")]
+    job, model = job_of_version(reference, tracking_db, free)
+    with Serving(job, tracking_db, models={model: reference}) as serving:
+        (game,) = run_games("CartPole-v1", serving.urls["tcp"], games=1)
+        assert serving.registered == {model: [reference]}
+    assert game.ended == "terminated"
 
 
 @pytest.mark.parametrize("distributed", ["true", "false"])

@@ -19,7 +19,7 @@ from brayx.tracking import (
     register,
     tracking_uri,
 )
-from brayx.tracking.store import check_writable
+from brayx.tracking.store import _close_connections, check_writable, client_of
 from brayx.urls import read_only_url, sqlite_path, sqlite_url
 from tests.unit.tracking.folders import folder_with, text_at, text_of
 
@@ -112,3 +112,13 @@ def test_importing_the_module_loads_no_mlflow() -> None:
         "import brayx.cluster.hub; assert not {'mlflow', 'matplotlib'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_process_that_ends_leaves_no_log_of_sqlite(tracking_db: str) -> None:
+    path = Path(tracking_db.removeprefix("sqlite:///"))
+    log = path.with_name(f"{path.name}-wal")
+    initialise(tracking_db)
+    client_of(tracking_db).search_registered_models(max_results=1)
+    assert log.exists(), "MLflow keeps its connections open"
+    _close_connections()
+    assert not log.exists()
