@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import optree
 import torch
 from torch import Tensor, nn
@@ -138,7 +139,7 @@ class MLPGradient:
         for layer in layers:
             inputs.append(x)
             x = _linear(layer, x)
-            x = x.tanh_() if self._tanh else x.relu_()
+            x = _tanh_(x) if self._tanh else x.relu_()
         return inputs, x
 
     def _backward(self, layers: _Layers, inputs: Sequence[Tensor], output: Tensor, d: Tensor | None) -> None:
@@ -156,6 +157,13 @@ class MLPGradient:
 def _linear(layer: _Layer, x: Tensor) -> Tensor:
     weight, bias = layer
     return torch.addmm(bias, x, weight.t())
+
+
+def _tanh_(x: Tensor) -> Tensor:
+    """In place. NumPy takes a tenth of torch's time, which was a fifth of a gradient's for layers of 64."""
+    array = x.numpy()
+    np.tanh(array, out=array)
+    return x
 
 
 def _layer_backward(layer: _Layer, x: Tensor, d: Tensor, d_x: Tensor | None = None, *, further: bool) -> Tensor | None:
