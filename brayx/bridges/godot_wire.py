@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import orjson
+
 from brayx.bridges.teams import behaviour_and_team
 from brayx.errors import BadBody, BodyTooLarge, DeadlineExceeded
 from brayx.gamecore.contract import Contract
@@ -35,6 +37,7 @@ _SILENT_S = 10.0
 """After this time without an answer a line says so."""
 _IS_PICTURE = "2d"
 """Part of the names of observations that are pictures."""
+_OBJECT, _NUMBER = frozenset([dict]), frozenset([float, int, bool])
 _NOT_JSON = re.compile(rb"(?<=[\[,:])(-?)(?:(nan)|inf)(?=[\],}])")
 """How some versions of Godot write numbers that are not finite."""
 
@@ -159,7 +162,7 @@ class GodotGame(asyncio.Protocol):
 
     def _send(self, message: Mapping[str, Any]) -> None:
         if not self._transport.is_closing():
-            data = json.dumps(message, separators=(",", ":")).encode()
+            data = orjson.dumps(message)
             self._transport.write(len(data).to_bytes(4, "little") + data)
 
     def _look(self) -> None:
@@ -207,8 +210,8 @@ def parse_message(data: bytes | bytearray) -> Mapping[str, Any]:
     """
     try:
         try:
-            message = json.loads(data)
-        except ValueError:
+            message = orjson.loads(data)
+        except ValueError:  # orjson takes no number that is not finite
             message = json.loads(_NOT_JSON.sub(lambda word: word[1] + (b"NaN" if word[2] else b"Infinity"), data))
     except (ValueError, RecursionError) as error:
         raise BadBody(
@@ -300,17 +303,17 @@ def _whole(value: Any) -> Any:
 def _step_of(answer: Mapping[str, Any], kinds: Sequence[Mapping[str, str]]) -> GodotStep:
     """The answer to a reset or to actions; ``kinds`` names each agent's observations that are no vectors."""
     count = len(kinds)
-    rows = _entries(answer, "obs", count, lambda row: isinstance(row, Mapping), "objects")
+    rows = _entries(answer, "obs", count, _OBJECT, "objects")
     rewards, dones = [0.0] * count, [False] * count
     infos: list[Mapping[str, Any]] = [{}] * count
     if answer["type"] == "step":
-        rewards = _entries(answer, "reward", count, _is_number, "numbers")
-        dones = [bool(done) for done in _entries(answer, "done", count, _is_number, "true or false")]
+        rewards = _entries(answer, "reward", count, _NUMBER, "numbers")
+        dones = [*map(bool, _entries(answer, "done", count, _NUMBER, "true or false"))]
     if answer.get("info") is not None:
-        infos = _entries(answer, "info", count, lambda info: isinstance(info, Mapping), "objects")
+        infos = _entries(answer, "info", count, _OBJECT, "objects")
     cuts = [info.get("truncated") for info in infos]
     if answer.get("truncated") is not None:
-        cuts = _entries(answer, "truncated", count, _is_number, "true or false")
+        cuts = _entries(answer, "truncated", count, _NUMBER, "true or false")
     return GodotStep(
         [
             {**row, **{name: _value(kind, name, row[name]) for name, kind in special.items() if name in row}}
@@ -325,18 +328,14 @@ def _step_of(answer: Mapping[str, Any], kinds: Sequence[Mapping[str, str]]) -> G
     )
 
 
-def _entries(answer: Mapping[str, Any], name: str, count: int, fits: Callable[[Any], bool], expected: str) -> list[Any]:
+def _entries(answer: Mapping[str, Any], name: str, count: int, types: frozenset[type], expected: str) -> list[Any]:
     values = answer.get(name)
-    if not isinstance(values, list) or len(values) != count or not all(map(fits, values)):
+    if not isinstance(values, list) or len(values) != count or not types.issuperset(map(type, values)):
         got = (
             f"{len(values)} entries" if isinstance(values, list) else "missing" if values is None else f"{values!r:.40}"
         )
         raise BadBody(f"{name} is {got}, expected {expected}: one for each of {count} agents", field=name)
     return values
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float)
 
 
 def _value(kind: str, name: str, value: Any) -> Any:
