@@ -155,9 +155,10 @@ class ContractAgent(Agent):
             # The lost part may belong to any running episode, so these get no return; later ones do.
             services.outcome.lost = ""
             self._episodes = {agent: _Episode(math.nan) for agent in {*self._episodes, *rows.agent.tolist()}}
-        for piece in self._trajectories.cut(rows, done=done):
-            if piece.fragment is not None:
-                push(self.buffer, piece.fragment)
+        pieces = [*self._trajectories.cut(rows, done=done)]
+        if fragments := [piece.fragment for piece in pieces if piece.fragment is not None]:
+            push(self.buffer, *fragments)  # in one call, which counts and looks for a batch once
+        for piece in pieces:
             self._count(piece)
 
     def _rows(self, states: Sequence[State], earned: Sequence[State]) -> Rows | None:
