@@ -298,17 +298,18 @@ def _location(outputs: Outputs) -> np.ndarray:
 def _log_softmax_at(logits: np.ndarray, action: np.ndarray) -> np.ndarray:
     # Categories first: there are few of them, and NumPy reduces a short last axis row by row.
     shifted = np.ascontiguousarray(logits.T if logits.ndim == 2 else np.moveaxis(logits, -1, 0))
-    shifted = shifted - shifted.max(0)
+    # The methods `max` and `sum` take twice the time for few numbers.
+    shifted = shifted - np.maximum.reduce(shifted)
     # A third of the time of take_along_axis.
     flat = action.ravel().astype(np.intp) * action.size + np.arange(action.size)
     chosen = shifted.reshape(-1)[flat].reshape(action.shape)
-    log_probs: np.ndarray = chosen - np.log(np.exp(shifted).sum(0))
+    log_probs: np.ndarray = chosen - np.log(np.add.reduce(np.exp(shifted)))
     return log_probs.astype(np.float32, copy=False)
 
 
 def _gaussian(mean: np.ndarray, log_std: np.ndarray, x: np.ndarray) -> np.ndarray:
     standard = (x - mean) * np.exp(-log_std)
-    density: np.ndarray = -(0.5 * standard * standard + log_std + _HALF_LOG_TAU).sum(-1)
+    density: np.ndarray = -np.add.reduce(0.5 * standard * standard + log_std + _HALF_LOG_TAU, -1)
     return density
 
 

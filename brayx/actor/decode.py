@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 import brayx.actions as actions
+from brayx.arrays import is_finite
 from brayx.errors import ModelError
 
 _MAX_LOG_STD = 88.0
@@ -74,7 +75,7 @@ def _sample_rows(policy: Mapping[str, Any], rng: np.random.Generator, greedy: bo
     with np.errstate(all="ignore"):  # what the model gave is checked below
         action = actions.greedy(policy) if greedy else actions.choose(policy, actions.noise(policy, rng))
         log_probs = actions.log_prob(policy, action)
-    if not np.isfinite(log_probs).all():
+    if not is_finite(log_probs):
         row = int((~np.isfinite(log_probs)).argmax())
         outputs = {name: _row(output, row) for name, output in policy.items()}
         raise ModelError(f"{outputs} allow no action: the model has diverged")

@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from brayx.bridges.clients import ClientSessions
 from brayx.errors import BadBody, BrayxError, ConfigError, ProtocolError
 from brayx.gamecore.contract import ActionPart, Contract
@@ -313,15 +315,15 @@ def _encoded(bodies: RowBodies, steps: Sequence[AgentStep]) -> bytes:
         BadBody: a value does not fit the contract; names the agent and the field.
     """
     contract = bodies.contract
-    names = {spec.name for spec in contract.observations}
     agents, seen, rewards, masks, ends, infos, groups = zip(*steps, strict=True)
     choices = None
-    if any(mask is not None for mask in masks):
+    if masks.count(None) < len(masks):
         parts = [part for part in contract.discrete if part.mask]
         choices = {part.name: b"".join([_choices(mask, part) for mask in masks]) for part in parts}
     ended: dict[str, Any] = {}
     if any(ends):
-        ended = {name: [end == name for end in ends] for name in ("terminated", "truncated")}
+        ended = {name: np.array([end == name for end in ends]) for name in ("terminated", "truncated")}
+    names = seen[0].keys()
     try:
         if any(obs.keys() != names for obs in seen):
             _check(contract, steps)
