@@ -139,6 +139,9 @@ def sample(outputs: Outputs, rng: np.random.Generator) -> tuple[np.ndarray, np.n
     Raises:
         ModelError: these are not a policy's outputs.
     """
+    if (parts := _hybrid(outputs)) is not None:
+        (categories, of_heads), (values, of_values) = (sample(part, rng) for part in parts)
+        return _joined(categories, values), of_heads + of_values
     action = choose(outputs, noise(outputs, rng))
     return action, log_prob(outputs, action)
 

@@ -73,8 +73,11 @@ def sample_action(
 
 def _sample_rows(policy: Mapping[str, Any], rng: np.random.Generator, greedy: bool) -> tuple[np.ndarray, np.ndarray]:
     with np.errstate(all="ignore"):  # what the model gave is checked below
-        action = actions.greedy(policy) if greedy else actions.choose(policy, actions.noise(policy, rng))
-        log_probs = actions.log_prob(policy, action)
+        if greedy:
+            action = actions.greedy(policy)
+            log_probs = actions.log_prob(policy, action)
+        else:
+            action, log_probs = actions.sample(policy, rng)
     if not is_finite(log_probs):
         row = int((~np.isfinite(log_probs)).argmax())
         outputs = {name: _row(output, row) for name, output in policy.items()}

@@ -61,7 +61,7 @@ async def forward_rows(model: str, agents: Sequence[int], obs: NestedArray, memo
         before = memory.before(agents, state.initial)
         args = (*args[: state.argument], before, *args[state.argument :])
     began = monotonic()
-    outputs, versions = await outputs_of_rows(handle, len(agents), args)
+    outputs, versions = await outputs_of_rows(handle, args)
     if state is not None:
         memory.keep(agents, outputs["state"])
         outputs = {**outputs, "state": before}
@@ -70,11 +70,12 @@ async def forward_rows(model: str, agents: Sequence[int], obs: NestedArray, memo
     return Forward(outputs, versions)  # type: ignore[arg-type]
 
 
-async def outputs_of_rows(handle: Any, count: int, args: tuple[NestedArray, ...]) -> tuple[Any, np.ndarray]:
-    """The outputs ``[count, ...]`` of a model for arguments with rows, and the version of each; at once if it can."""
+async def outputs_of_rows(handle: Any, args: tuple[NestedArray, ...]) -> tuple[Any, np.ndarray]:
+    """The outputs ``[N, ...]`` of a model for arguments ``[N, ...]``, and the version of each; at once if it can."""
     if hasattr(handle, "forward_rows"):
         outputs, versions = await handle.forward_rows(*args)
         return outputs, versions
+    count = len(optree.tree_leaves(args)[0])  # type: ignore[arg-type]
     rows = [optree.tree_map(lambda leaf: leaf[row, ...], args) for row in range(count)]  # type: ignore[arg-type]  # noqa: B023
     results = await asyncio.gather(*(handle.forward(*row) for row in rows))
     return stack([outputs for outputs, _ in results]), np.array([version for _, version in results], np.int64)

@@ -123,6 +123,11 @@ class ActionPart:
     labels: tuple[str, ...] = ()
     mask: bool = False
 
+    @cached_property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
+        """``low`` and ``high`` as float64 arrays."""
+        return np.array(self.low), np.array(self.high)
+
     def as_dict(self) -> dict[str, Any]:
         """The action as JSON values."""
         return _as_dict(self, _OF_ACTION[self.kind])

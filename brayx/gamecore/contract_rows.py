@@ -118,9 +118,8 @@ class RowBodies(ContractBodies):
             if len(body) % self._row.itemsize:
                 raise BadBody(f"the reply has {len(body)} bytes, expected {self._row.itemsize} for each row")
             rows = np.frombuffer(body, self._row)
-            document: Any = {name: rows[field] for name, field in self._fields.items()}
-        else:
-            document = self._parse(body)
+            return {name: values.read_rows(rows[self._fields[name]]) for name, values in actions.items()}
+        document = self._parse(body)
         if not isinstance(document, Mapping) or set(document) != set(actions):
             raise BadBody(f"the reply is {document!r:.80}, expected an object with {', '.join(actions)}")
         return {name: values.read_rows(document[name]) for name, values in actions.items()}

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import optree
 
 from brayx.actor.agent import Services
 from brayx.actor.players import SeatedPlayer
@@ -141,8 +140,7 @@ class _TeamModel:
 
     async def forward_rows(self, *args: NestedArray) -> Forward:
         learns = self._player.learns
-        count = len(optree.tree_leaves(args)[0])  # type: ignore[arg-type]
-        outputs, versions = await outputs_of_rows(self._handle, count, args)
+        outputs, versions = await outputs_of_rows(self._handle, args)
         return Forward(outputs, versions if learns else np.full_like(versions, NOT_LEARNED))  # type: ignore[arg-type]
 
     def pinned(self, version: int | None = None) -> Any:
