@@ -101,11 +101,14 @@ class RowPlayer:
 
     def push(self, name: str, fragments: tuple[Fragment, ...]) -> None:
         """Sends fragments that the learner has played to its buffer, and counts the others."""
+        learned = []
         for fragment in fragments:
             if fragment.policy_version.min() == NOT_LEARNED:
                 self._stretches.count_steps(len(fragment))
             else:
-                self.learner.buffers[name].push(fragment)
+                learned.append(fragment)
+        if learned:
+            self.learner.buffers[name].push(*learned)
 
     def _enter(self, stretch: Stretch | None) -> None:
         self._stretch = stretch
