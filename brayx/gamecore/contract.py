@@ -124,9 +124,10 @@ class ActionPart:
     mask: bool = False
 
     @cached_property
-    def bounds(self) -> tuple[np.ndarray, np.ndarray]:
-        """``low`` and ``high`` as float64 arrays."""
-        return np.array(self.low), np.array(self.high)
+    def bounds(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """``low``, ``high`` and half of their distance as float64 arrays."""
+        low, high = np.array(self.low), np.array(self.high)
+        return low, high, 0.5 * (high - low)
 
     def as_dict(self) -> dict[str, Any]:
         """The action as JSON values."""

@@ -42,8 +42,8 @@ def named_rows(contract: Contract, action: np.ndarray, forced: Mapping[str, np.n
     named = {part.name: rows[:, index].astype(np.int64) + part.start for index, part in enumerate(contract.discrete)}
     first = len(contract.discrete)
     for part in contract.continuous:
-        low, high = part.bounds
-        numbers = low + (rows[:, first : first + part.size] + 1.0) * (0.5 * (high - low))
+        low, high, half = part.bounds
+        numbers = low + (rows[:, first : first + part.size] + 1.0) * half
         named[part.name] = np.minimum(np.maximum(numbers, low), high)
         if part.name in forced:
             named[part.name] = np.broadcast_to(forced[part.name], numbers.shape)
@@ -66,8 +66,8 @@ def policy_action(contract: Contract, actions: Mapping[str, Any]) -> np.ndarray:
         return np.asarray(choices if len(choices) > 1 else choices[0], np.int64)
     numbers: list[float] = []
     for part in contract.continuous:
-        low, high = part.bounds
-        numbers += ((np.asarray(actions[part.name], np.float64) - low) / (0.5 * (high - low)) - 1).tolist()
+        low, _, half = part.bounds
+        numbers += ((np.asarray(actions[part.name], np.float64) - low) / half - 1).tolist()
     return np.asarray([*choices, *numbers], np.float32)
 
 
@@ -83,6 +83,6 @@ def policy_rows(contract: Contract, actions: Mapping[str, np.ndarray]) -> np.nda
         return np.stack(choices, -1) if len(choices) > 1 else choices[0]
     columns = [choice[:, np.newaxis] for choice in choices]
     for part in contract.continuous:
-        low, high = part.bounds
-        columns.append((actions[part.name].astype(np.float64) - low) / (0.5 * (high - low)) - 1)
+        low, _, half = part.bounds
+        columns.append((actions[part.name].astype(np.float64) - low) / half - 1)
     return np.concatenate(columns, -1).astype(np.float32)

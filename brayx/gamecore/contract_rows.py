@@ -163,8 +163,10 @@ class RowBodies(ContractBodies):
         if self._is_packed:
             rewards = np.stack([*tick.rewards.values()], -1) if tick.rewards else tick.reward
             flags = MASKED * (allowed is not None) + WITH_EXTRAS * bool(extras) + _GROUPED * (tick.groups is not None)
-            ends = tick.terminated * np.uint8(TERMINATED) + tick.truncated * np.uint8(TRUNCATED)
-            parts = [_HEAD.pack(count, flags), _bytes(tick.agents, "<i4"), _bytes(rewards, "<f4"), ends.tobytes()]
+            ends = bytes(count)
+            if tick.acting is not None:
+                ends = (tick.terminated * np.uint8(TERMINATED) + tick.truncated * np.uint8(TRUNCATED)).tobytes()
+            parts = [_HEAD.pack(count, flags), _bytes(tick.agents, "<i4"), _bytes(rewards, "<f4"), ends]
             if tick.groups is not None:
                 parts.append(_bytes(tick.groups, "<i4"))
             parts.extend(self._columns[name].pack_rows(column) for name, column in columns.items())
