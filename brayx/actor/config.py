@@ -55,7 +55,8 @@ class GamecoreConfig(BaseModel):
 
     command: str
     """Command line; ``{index}`` becomes the process's number, ``{http_url}``, ``{ws_url}``, ``{tcp_url}`` and
-    ``{grpc_url}`` the URL of that door, which must be open, and ``{url}`` that of ``door``."""
+    ``{grpc_url}`` the URL of that door, which must be open, ``{url}`` that of ``door``, and ``{NAME}`` the values of a
+    component of ``kind: config`` as flags."""
     num: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of processes."""
     door: Annotated[str, AfterValidator(_is_door)] = "ws"

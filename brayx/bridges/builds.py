@@ -21,6 +21,8 @@ from brayx.errors import ConfigError, StartupError
 from brayx.guard import GamecoreGuard
 from brayx.restarts import RestartTimes
 
+MENDED = "again once that is mended"
+"""When to start a game by hand that was closed for a fault of its own."""
 _END_S = 3.0
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from brayx.bridges import engine
-from brayx.bridges.builds import Builds, add_options, words_of
+from brayx.bridges.builds import MENDED, Builds, add_options, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
 from brayx.bridges.godot_wire import PORT, GodotGame, GodotStep
 from brayx.errors import BadBody, BrayxError, ConfigError
@@ -114,7 +114,8 @@ class GodotBridge:
             await self._play_episodes(game, name, agents)
             await agents.break_off()
         except BrayxError as error:
-            game.say(f"was closed: {error.message}")
+            again = "" if self._command else f"; press Play {MENDED}"
+            game.say(f"was closed: {error.message}{again}")
             await agents.break_off()
         finally:
             game.close()
@@ -233,10 +234,10 @@ run_games = functools.partial(engine.run_games, play)
 def _listen(port: int) -> socket.socket:
     try:
         return socket.create_server((_HOST, port))
-    except OSError as error:
+    except OSError:
         raise ConfigError(
-            f"port {port} is taken ({error.strerror}): does another training wait for Godot? Stop it, or give --listen "
-            "PORT and start the game with --port=PORT",
+            f"port {port} is taken: does another training wait for Godot? Stop it; or give --listen PORT (`brayx "
+            "train`: --set game.listen=PORT), and start the game with --port=PORT",
             port=port,
         ) from None
 

@@ -25,7 +25,7 @@ from typing import Any
 import grpc
 
 from brayx.bridges import engine
-from brayx.bridges.builds import Builds, add_options, words_of
+from brayx.bridges.builds import MENDED, Builds, add_options, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
 from brayx.bridges.unity_settings import GameSettings
 from brayx.bridges.unity_wire import (
@@ -61,7 +61,7 @@ class UnityPort:
     Args:
         run: the run of the bridge.
         name: what lines on the screen call the game.
-        hint: end of the line that says that the game has left.
+        by_hand: a person starts the game, and is told when to do so again.
         seed: of the game.
         settings: the settings sent to the game.
 
@@ -70,9 +70,10 @@ class UnityPort:
     """
 
     def __init__(
-        self, run: EngineRun, name: str, *, hint: str = "", seed: int = 0, settings: GameSettings | None = None
+        self, run: EngineRun, name: str, *, by_hand: bool = False, seed: int = 0, settings: GameSettings | None = None
     ) -> None:
-        self._run, self._name, self._hint, self._seed = run, name, hint, seed
+        self._run, self._name, self._seed = run, name, seed
+        self._to_go_on, self._again = (f"; press Play {when}" if by_hand else "" for when in ("to go on", MENDED))
         self._settings = settings or GameSettings()
         self._agents = EngineAgents(run)
         self._lock = asyncio.Lock()
@@ -102,7 +103,7 @@ class UnityPort:
             try:
                 message = await self._answer(parse_message(data), peer)
             except ProtocolError as error:  # the game's fault
-                await self._leave(f"{self._name} was refused and told to quit: {error.message}")
+                await self._leave(f"{self._name} was refused and told to quit: {error.message}{self._again}")
                 message = quit_message()
             except BrayxError as error:
                 if not self._run.is_over():
@@ -147,10 +148,10 @@ class UnityPort:
             return quit_message()
         if message.header.status != GO_ON:
             if self.is_playing:
-                await self._leave(f"{self._name} has left after {self._calls} calls{self._hint}")
+                await self._leave(f"{self._name} has left after {self._calls} calls{self._to_go_on}")
             return quit_message()
         if not self.is_playing:
-            raise ProtocolError("it calls without a hello: stop it, and press Play again")
+            raise ProtocolError("it calls without a hello: it was started before brayx")
         self._peer = peer
         if not output.HasField("agents"):
             return reset_message(self._settings.side_channel(self._seed))
@@ -218,9 +219,7 @@ class UnityPort:
     def _new_behaviour(self, name: str, agent: pb.Agent) -> UnityBehaviour:
         announced = self._announced.get(name)
         if announced is None:
-            raise ProtocolError(
-                f"behaviour {name!r:.80} has agents before it is announced: stop it, and press Play again"
-            )
+            raise ProtocolError(f"behaviour {name!r:.80} has agents before it is announced")
         behaviour = UnityBehaviour(announced, agent)
         self._run.say(f"{self._name} plays {described(behaviour.contract)}")
         self._behaviours[name] = behaviour
@@ -228,10 +227,7 @@ class UnityPort:
 
     def _check_same(self, behaviour: UnityBehaviour, announced: pb.Behaviour, agent: pb.Agent) -> None:
         if differences := UnityBehaviour(announced, agent).contract.differences(behaviour.contract):
-            raise BadBody(
-                f"behaviour {announced.name!r} changed while the game runs: {'; '.join(differences)}; stop it, and "
-                "press Play again"
-            )
+            raise BadBody(f"behaviour {announced.name!r} changed while the game runs: {'; '.join(differences)}")
 
 
 async def play(
@@ -267,8 +263,8 @@ async def play(
     async with contextlib.AsyncExitStack() as stack:
         ports, numbers = [], []
         for index in range(num if words else 1):
-            name, hint = (f"build {index}", "") if words else ("the game", "; press Play to go on")
-            port = UnityPort(run, name, hint=hint, seed=seed + index, settings=game_settings)
+            name = f"build {index}" if words else "the game"
+            port = UnityPort(run, name, by_hand=not words, seed=seed + index, settings=game_settings)
             stack.push_async_callback(port.close)
             server, number = _server(port, first and first + index)
             await server.start()
@@ -332,7 +328,7 @@ def _server(port: UnityPort, number: int) -> tuple[Any, int]:
     except (OSError, RuntimeError):
         raise ConfigError(
             f"port {number} is taken: does mlagents-learn, or another training, wait for Unity? Stop it; or give "
-            "--listen PORT, and start the game with --mlagents-port PORT",
+            "--listen PORT (`brayx train`: --set game.listen=PORT), and start the game with --mlagents-port PORT",
             port=number,
         ) from None
     with contextlib.suppress(RuntimeError):  # a machine without IPv6; the game calls "localhost", which may be either

@@ -123,6 +123,7 @@ def _started(learn: LearnOptions, job: JobConfig, uri: str) -> tuple[JobConfig, 
         ConfigError: the name is taken, there is nothing to resume, or ``--inference`` is set.
     """
     from brayx.errors import ConfigError
+    from brayx.jobs.gamecores import gamecores_of
     from brayx.tracking.finding import newest_runs
     from brayx.tracking.trial import PARENT_TAG
 
@@ -130,7 +131,7 @@ def _started(learn: LearnOptions, job: JobConfig, uri: str) -> tuple[JobConfig, 
     if given.inference:
         raise ConfigError(
             f"--inference learns nothing: serve the champion, brayx serve unity.yaml --set project={job.project!r}, "
-            f"and run {learn.gamecore().replace('{tcp_url}', 'tcp://127.0.0.1:8101')}"
+            f"and run {gamecores_of(job, 'actor')[0].command.replace('{tcp_url}', 'tcp://127.0.0.1:8101')}"
         )
     try:
         runs = [

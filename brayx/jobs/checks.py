@@ -18,6 +18,8 @@ from brayx.guard import program
 from brayx.jobs.code import check_code, scripts_of
 from brayx.jobs.config import JobConfig, job_of, only
 from brayx.jobs.contracts import by_contract, parse_contract
+from brayx.jobs.gamecores import gamecores_of
+from brayx.jobs.inner_bridge import BRIDGES, options_of
 from brayx.jobs.sources import Opened, check_sources, only_imitated
 from brayx.jobs.stored_models import check_initial_weights
 from brayx.tracking.tensorboard import check_installed
@@ -125,7 +127,7 @@ def check_league(job: JobConfig) -> dict[str, JobConfig]:
 
 
 def check_gamecores(job: JobConfig) -> None:
-    """Checks that the gamecores' programs and scripts exist.
+    """Checks that the gamecores' programs and scripts exist, and that bridges take their options.
 
     A word of a command is a script if it ends with ``.py``, ``.sh``, ``.js`` or ``.jar`` and is not an option.
 
@@ -166,11 +168,17 @@ def _raise_if_any(job: JobConfig, problems: list[str]) -> None:
 
 
 def _missing_of_gamecores(job: JobConfig) -> Iterator[str]:
-    """One line for each missing program or script of the gamecores' commands."""
-    for name, actor in job.actors.items():
-        for index, gamecore in enumerate(actor.gamecores):
-            for missing in missing_of(gamecore.command, job.folder):
-                yield f"{name}.gamecores.{index}.command: {missing}"
+    """One line for each missing program or script of the gamecores' commands, and for a bridge's wrong options."""
+    for name in job.actors:
+        for index, gamecore in enumerate(gamecores_of(job, name)):
+            problems = list(missing_of(gamecore.command, job.folder))
+            if (words := shlex.split(gamecore.command))[:3] in BRIDGES:
+                try:
+                    build = options_of(words).command
+                    problems += missing_of(build, job.folder) if build else ()
+                except ConfigError as error:
+                    problems.append(error.message)
+            yield from (f"{name}.gamecores.{index}.command: {problem}" for problem in problems)
 
 
 def missing_of(command: str, folder: str) -> Iterator[str]:

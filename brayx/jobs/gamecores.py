@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from brayx import clock, systems
 from brayx.actor.config import GamecoreConfig
@@ -27,6 +28,9 @@ from brayx.jobs.output import Output
 from brayx.restarts import RestartTimes
 from brayx.temporary import output_folder
 
+if TYPE_CHECKING:
+    from brayx.jobs.config import JobConfig
+
 _LONGEST_LINE = 500
 _LOOK_S = 0.2
 _MOST_ERRORS = 100
@@ -35,6 +39,8 @@ _AGAIN_S = 60.0
 """Time after which a line of brayx's own gamecores is shown again; lines that differ only in numbers are the same."""
 _OURS = re.compile(r"gamecore \d+: ")
 """Prefix of the lines of brayx's own gamecores and bridges (`brayx.gamecore.games.say`)."""
+_SAYS_ALL = "brayx: "
+"""Prefix of the error that ends a bridge in this process. It says what to do."""
 _NUMBER = re.compile(r"\d+")
 
 
@@ -216,8 +222,11 @@ class Gamecores:
         self._read(game)
         lived_s = game.times.ended(now)
         error, last = game.output.said()
-        line = f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s"
-        line += f"; it said: {error[:_LONGEST_LINE]}; its whole output: {game.output.path}" if error else ""
+        if isinstance(game.process, InnerBridge) and error.startswith(_SAYS_ALL):
+            line, last = f"{error.removeprefix(_SAYS_ALL)}; next try in {game.times.pause_s:g} s", []
+        else:
+            line = f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s"
+            line += f"; it said: {error[:_LONGEST_LINE]}; its whole output: {game.output.path}" if error else ""
         if game.process.returncode and game.held_s == clock.held_s():
             game.has_failed = game.has_failed or bool(error)
             self._fail(line, error, last)
@@ -229,6 +238,18 @@ class Gamecores:
 def says_itself(line: str) -> bool:
     """Whether a line of a gamecore's output is on the screen without its reader's doing."""
     return _OURS.match(line) is not None
+
+
+def gamecores_of(job: JobConfig, actor: str) -> list[GamecoreConfig]:
+    """The gamecores of an actor, or of none if ``actor`` is empty. In their commands ``{NAME}`` of a component of
+    ``kind: config`` is replaced by its values as flags."""
+    configs = []
+    for config in job.actors[actor].gamecores if actor else ():
+        command = config.command
+        for name, values in job.configs.items():
+            command = command.replace(f"{{{name}}}", values.flags)
+        configs.append(config.model_copy(update={"command": command}))
+    return configs
 
 
 def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> list[str]:

@@ -6,6 +6,7 @@ connection is between the game and its agents. Knows nothing of the engines.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import importlib
@@ -22,6 +23,27 @@ from brayx.gamecore.protocol import StepRequest
 
 BRIDGES = [["brayx", command, engine] for command in ("bridge", "gamecore") for engine in ("godot", "unity")]
 """The first words of a bridge's command."""
+
+
+def bridge_of(words: Sequence[str]) -> Any:
+    """The module of the bridge that a command starts."""
+    return importlib.import_module(f"brayx.bridges.{words[2]}")
+
+
+def options_of(words: Sequence[str]) -> argparse.Namespace:
+    """The options of a bridge's command.
+
+    Raises:
+        ConfigError: the bridge does not take them.
+    """
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError(f"{' '.join(words[:3])}: {message}")
+
+    parser = bridge_of(words).parser()
+    parser.error = refuse
+    options: argparse.Namespace = parser.parse_args(words[3:])
+    return options
 
 
 class JobDoors(Protocol):
@@ -49,9 +71,9 @@ class InnerBridge:
     def __init__(self, words: Sequence[str], doors: JobDoors, folder: str | Path, output: IO[bytes]) -> None:
         self.returncode: int | None = None
         self._output, self._doors, self._folder = output, doors, folder
-        self._bridge = importlib.import_module(f"brayx.bridges.{words[2]}")  # not on the loop, which it would block
+        self._bridge = bridge_of(words)  # not on the loop, which the import would block
         self._run: EngineRun | None = None
-        self._ended = asyncio.run_coroutine_threadsafe(self._play(words[3:]), doors.loop)
+        self._ended = asyncio.run_coroutine_threadsafe(self._play(words), doors.loop)
 
     def poll(self) -> int | None:
         """As that of `subprocess.Popen`."""
@@ -79,13 +101,7 @@ class InnerBridge:
 
     def _started(self, words: Sequence[str]) -> Mapping[str, Any]:
         """Makes the run; returns the options of the bridge's ``play``."""
-
-        def refuse(message: str) -> NoReturn:
-            raise ConfigError(message)
-
-        parser = self._bridge.parser()
-        parser.error = refuse
-        options = parser.parse_args(words)
+        options = options_of(words)
         run: GamesRun[Any] = GamesRun(
             url=options.url,
             games=options.games,

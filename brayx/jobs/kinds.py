@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+import shlex
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -85,8 +87,27 @@ class BoardConfig(BaseModel):
 
 
 class FreeConfig(BaseModel):
-    """Values of the user's own that agents and models read from the job; any keys."""
+    """Values of the user's own that agents and models read from the job, or a gamecore's command as flags; any keys."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
     kind: Literal["config"] = "config"
+
+    @property
+    def flags(self) -> str:
+        """The values as `flags_of` writes them."""
+        return shlex.join(flags_of(self.model_extra or {}))
+
+
+def flags_of(values: Mapping[str, Any]) -> list[str]:
+    """Values as flags of a command: ``--num=4``; ``--headless`` of true, ``--no-headless`` of false; of a list one for
+    each of its values; of null none."""
+    flags = []
+    for name, value in values.items():
+        flag = name.replace("_", "-")
+        if isinstance(value, bool):
+            flags.append(f"--{flag}" if value else f"--no-{flag}")
+        else:
+            given = value if isinstance(value, list) else [] if value is None else [value]
+            flags += [f"--{flag}={part}" for part in given]
+    return flags

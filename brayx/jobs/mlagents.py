@@ -53,12 +53,11 @@ _TOP = (*SECTIONS, "behaviors", "default_settings", "environment_parameters", "d
 
 @dataclass
 class LearnOptions:
-    """The job, the bridge and the run that the options ask for.
+    """The job and the run that the options ask for.
 
     Attributes:
         project: the file's name, which names the champion.
-        job: options of the job by dotted path.
-        bridge: flags of ``brayx gamecore unity``.
+        job: options of the job by dotted path; those of its bridge are of the component ``game``.
         checkpoints: the run, and what it starts from.
         notes: a line for each key that has no counterpart.
         refused: a line for each key without a counterpart that changes what is learned.
@@ -66,19 +65,9 @@ class LearnOptions:
 
     project: str
     job: dict[str, Any] = field(default_factory=dict)
-    bridge: dict[str, Any] = field(default_factory=dict)
     checkpoints: CheckpointKeys = field(default_factory=CheckpointKeys)
     notes: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
-
-    def gamecore(self) -> str:
-        """The command of the bridge."""
-        words = [f"{flag}={value}" for flag, value in self.bridge.items() if not isinstance(value, bool | list)]
-        words += [flag for flag, value in self.bridge.items() if value is True]
-        words += [
-            f"{flag}={value}" for flag, values in self.bridge.items() if isinstance(values, list) for value in values
-        ]
-        return shlex.join(["brayx", "gamecore", "unity", "--url", "{tcp_url}", "--quiet", *words])
 
     def load(self, overrides: Sequence[str] = ()) -> JobConfig:
         """The job, whose folder is the current one.
@@ -89,7 +78,7 @@ class LearnOptions:
         Raises:
             ConfigError: an option has a value that the job does not take.
         """
-        options = {"project": self.project, **self.job, "actor.gamecores": [{"command": self.gamecore()}]}
+        options = {"project": self.project, **self.job}
         text = (TEMPLATES / _TEMPLATE).read_text(encoding="utf-8")
         given = [f"{path}={json.dumps(value)}" for path, value in options.items()]
         return JobConfig.parse(text, Path(_TEMPLATE).absolute(), _TEMPLATE, [*given, *overrides])
@@ -139,7 +128,7 @@ class _Translation:
             self._keys(section, (name,))
         self._environment(environment)
         made.checkpoints = self._checkpoints(checkpoints)
-        made.bridge["--parameter"] = parameters = list(self._parameters())
+        made.job["game.parameter"] = parameters = list(self._parameters())
         GameSettings(parameters=parameters)  # refuses parameters that cannot be sent to the game
         if self._quiet:
             made.notes.append(f"without effect: {', '.join(dict.fromkeys(self._quiet))}")
@@ -241,15 +230,14 @@ class _Translation:
         job["trainer.buffers"] = ["buffer", _DEMONSTRATIONS]
 
     def _environment(self, environment: EnvironmentKeys) -> None:
-        bridge = self._made.bridge
-        seed = random.randrange(10_000) if environment.seed < 0 else environment.seed
-        self._made.job["seed"] = bridge["--seed"] = seed
+        job = self._made.job
+        job["seed"] = job["game.seed"] = random.randrange(10_000) if environment.seed < 0 else environment.seed
         if environment.env_path is None:
             if environment.num_envs > 1:
                 raise self._error(("env_settings", "num_envs"), "is more than 1 without a build: give --env BUILD")
             return
-        bridge["--command"] = shlex.join([_build(environment.env_path), *(environment.env_args or [])])
-        bridge["--num"], bridge["--listen"] = environment.num_envs, environment.base_port
+        job["game.command"] = shlex.join([_build(environment.env_path), *(environment.env_args or [])])
+        job["game.num"], job["game.listen"] = environment.num_envs, environment.base_port
 
     def _checkpoints(self, given: CheckpointKeys) -> CheckpointKeys:
         flags = self._flags.get("checkpoint_settings", {})
@@ -302,8 +290,7 @@ class _Translation:
             value, place = getattr(section, name), (*loc, name)
             for mark in info.metadata:
                 if isinstance(mark, To) and (converted := mark.convert(value)) is not None:
-                    target = self._made.bridge if mark.option.startswith("--") else self._made.job
-                    target[mark.option] = converted
+                    self._made.job[mark.option] = converted
                 elif isinstance(mark, Lost) and name in section.model_fields_set and value not in mark.harmless:
                     if mark.instead:
                         lines = self._made.refused if mark.refused else self._made.notes

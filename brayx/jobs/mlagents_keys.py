@@ -21,7 +21,7 @@ class To:
     """Mark of a key that sets one option.
 
     Attributes:
-        option: dotted path in the job; ``algorithm.`` is the trainer's algorithm, ``--`` begins a flag of the bridge.
+        option: dotted path in the job; ``algorithm.`` is the trainer's algorithm, ``game.`` an option of the bridge.
         convert: makes the option's value from the key's; if it returns None, the option keeps its default.
     """
 
@@ -235,7 +235,7 @@ class EnvironmentKeys(Section):
     env_args: list[str] | None = None
     base_port: Annotated[int, Field(ge=0, le=65535)] = 5005
     num_envs: Count = 1
-    num_areas: Annotated[Count, To("--num-areas")] = 1
+    num_areas: Annotated[Count, To("game.num_areas")] = 1
     seed: Annotated[int, Field(ge=-1)] = -1
     timeout_wait: Annotated[Any, Lost()] = 60
     max_lifetime_restarts: Annotated[Any, Lost()] = 10
@@ -246,13 +246,13 @@ class EnvironmentKeys(Section):
 class EngineKeys(Section):
     """``engine_settings``."""
 
-    width: Annotated[Count, To("--width")] = 84
-    height: Annotated[Count, To("--height")] = 84
-    quality_level: Annotated[int, To("--quality-level")] = 5
-    time_scale: Annotated[float, Field(gt=0), To("--time-scale")] = 20.0
-    target_frame_rate: Annotated[int, To("--target-frame-rate")] = -1
-    capture_frame_rate: Annotated[int, To("--capture-frame-rate")] = 60
-    no_graphics: Annotated[bool, To("--headless", lambda headless: headless or None)] = False
+    width: Annotated[Count, To("game.width")] = 84
+    height: Annotated[Count, To("game.height")] = 84
+    quality_level: Annotated[int, To("game.quality_level")] = 5
+    time_scale: Annotated[float, Field(gt=0), To("game.time_scale")] = 20.0
+    target_frame_rate: Annotated[int, To("game.target_frame_rate")] = -1
+    capture_frame_rate: Annotated[int, To("game.capture_frame_rate")] = 60
+    no_graphics: Annotated[bool, To("game.headless", lambda headless: headless or None)] = False
     no_graphics_monitor: Annotated[bool, Lost("all builds draw, or with --no-graphics none", harmless=(False,))] = False
 
 

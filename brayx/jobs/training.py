@@ -20,7 +20,7 @@ from brayx.errors import BrayxError, DeadlineExceeded, StartupError
 from brayx.jobs.champion import drawn_curve
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.environments import lag_notes
-from brayx.jobs.gamecores import Gamecores
+from brayx.jobs.gamecores import Gamecores, gamecores_of
 from brayx.jobs.inner_bridge import JobDoors
 from brayx.jobs.progress import Progress, error_lines, tracebacks
 from brayx.jobs.result import LATE, STEPS_THIS_RUN, TrainResult, end_reason, keep_recordings
@@ -157,7 +157,7 @@ class JobTraining(abc.ABC):
 
     def gamecores(self, doors: JobDoors | None = None) -> Gamecores:
         """The job's gamecores; ``doors`` as for `Gamecores`."""
-        configs = self.job.actors[self.actor].gamecores if self.actor else []
+        configs = gamecores_of(self.job, self.actor)
         return Gamecores(configs, self.urls, self.job.folder, self._game_failed, self.progress.say, doors)
 
     def facts(self) -> Mapping[str, Any]:
@@ -247,7 +247,7 @@ class JobTraining(abc.ABC):
         must_connect = [*self.urls.values()] if plays else []
         steps = max(_batch_steps(self.job, trainee.config) for trainee in learning.trainees.values())
         share = self.config.max_lost_share
-        gamecores = self.job.actors[self.actor].gamecores if self.actor else []
+        gamecores = gamecores_of(self.job, self.actor)
         by_hand = bool(must_connect) and all(config.by_hand for config in gamecores) and self.job.contract is not None
         watch = Watch(self.progress, learning, games, self.rollouts, steps, share, must_connect, by_hand=by_hand)
         while not learning.wait(LOOK_S):

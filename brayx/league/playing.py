@@ -31,7 +31,7 @@ from brayx.errors import ConfigError, StartupError
 from brayx.jobs.checks import check_gamecores
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig
-from brayx.jobs.gamecores import Gamecores
+from brayx.jobs.gamecores import Gamecores, gamecores_of
 from brayx.jobs.handles import offer
 from brayx.jobs.progress import tracebacks
 from brayx.jobs.weights import acting_from, pooled
@@ -234,7 +234,7 @@ def _play(
 ) -> tuple[MatchScore, bool]:
     """Runs the gamecores; see `play`."""
     score = games.score()
-    with Gamecores(job.actors[actor].gamecores, urls, job.folder, say=display.say) as cores:
+    with Gamecores(gamecores_of(job, actor), urls, job.folder, say=display.say) as cores:
         try:
             since, counted = clock.now(), 0
             while not score.done:

@@ -27,7 +27,7 @@ from brayx.gamecore.contract import Contract
 from brayx.gamecore.protocol import StepRequest
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contract_model import check_parameters
-from brayx.jobs.gamecores import Gamecores, says_itself
+from brayx.jobs.gamecores import Gamecores, gamecores_of, says_itself
 from brayx.jobs.watching import Absence
 from brayx.logs import one_line
 from brayx.metrics import Recorder
@@ -88,6 +88,7 @@ class Lobby:
 
     def __init__(self, job: JobConfig, actor: str) -> None:
         self.job, self._config = job, job.actors[actor]
+        self._gamecores = gamecores_of(job, actor)
         self._behaviours: dict[str, _Behaviour] = {}
         self._arrived: queue.SimpleQueue[Contract] = queue.SimpleQueue()
         self._taken = 0
@@ -105,7 +106,7 @@ class Lobby:
         self.doors.open()
         try:
             self.games = Gamecores(
-                self._config.gamecores,
+                self._gamecores,
                 self.doors.urls,
                 self.job.folder,
                 self._failed,

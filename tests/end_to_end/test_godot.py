@@ -13,8 +13,7 @@ SMALL = ("buffer.batch_size=8", "trainer.num_steps=10000", "console_port=null")
 
 def test_a_godot_project_is_learned_with_one_command_although_it_crashes(tmp_path: Path) -> None:
     build = f"{sys.executable} {ROOT / 'tests' / 'godot_game.py'} --agents=8 --limit=60 --quit-after=300"
-    bridge = f"brayx gamecore godot --url {{tcp_url}} --command '{build}' --num 2 --quiet"
-    options = setting(*FREE_PORTS, *SMALL, f"actor.gamecores.0.command={bridge}")
+    options = setting(*FREE_PORTS, *SMALL, f"game.command={build}", "game.num=2")
     environment = without_ray(tmp_path)
     with brayx(tmp_path, "train", "godot.yaml", *options, environment=environment) as train, said_on_failure(train):
         assert train.ended() == 0

@@ -20,12 +20,8 @@ BUILD = f"{sys.executable} -m tests.unity_game --agents 8 --runners 8 --limit 40
 
 def test_a_unity_game_is_learned_and_served(tmp_path: Path) -> None:
     environment = without_ray(tmp_path) | {"PYTHONPATH": str(ROOT)}
-    command = f"brayx gamecore unity --url {{tcp_url}} --quiet --listen 0 --command '{BUILD}'"
     options = setting(
-        *FREE_PORTS,
-        f"actor.gamecores=[{{command: {json.dumps(command)}}}]",
-        "trainer.num_steps=6000",
-        "console_port=null",
+        *FREE_PORTS, "game.listen=0", f"game.command={BUILD}", "trainer.num_steps=6000", "console_port=null"
     )
     with brayx(tmp_path, "train", "unity.yaml", *options, environment=environment) as train, said_on_failure(train):
         assert train.ended() == 0

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from brayx.actor.config import GamecoreConfig
-from brayx.errors import StartupError
-from brayx.jobs.gamecores import Gamecores, filled
+from brayx.errors import ConfigError, StartupError
+from brayx.jobs.checks import check_gamecores
+from brayx.jobs.config import JobConfig
+from brayx.jobs.gamecores import Gamecores, filled, gamecores_of
+from tests.end_to_end.jobs import TEMPLATES
 from tests.processes import alive
 from tests.waiting import until
 
@@ -214,3 +217,34 @@ def test_each_door_has_a_placeholder_and_the_summary_has_each_gamecores_url(tmp_
         "4 gamecores play at ws://127.0.0.1:1; 2 gamecores play at http://127.0.0.1:1"
     )
     assert str(Gamecores([GamecoreConfig(command="game")], URLS, tmp_path)) == "1 gamecore was given no URL"
+
+
+def test_a_component_gives_flags_to_a_command() -> None:
+    options = [
+        "game.command='./my game'",
+        "game.headless=false",
+        "game.speedup=8",
+        "game.listen=null",
+        "game.more=[1, a]",
+    ]
+    job = JobConfig.load(TEMPLATES / "godot.yaml", options)
+    (gamecore,) = gamecores_of(job, "actor")
+    flags = "--num=1 --no-headless --speedup=8 --more=1 --more=a"
+    assert gamecore.command == f"brayx gamecore godot --url {{tcp_url}} --quiet '--command=./my game' {flags}"
+    assert gamecores_of(job, "") == []
+
+
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        (
+            "game.comand=./game",
+            "actor.gamecores.0.command: brayx gamecore godot: unrecognized arguments: --comand=./game",
+        ),
+        ("game.command=./no-such-game", "actor.gamecores.0.command: there is no program './no-such-game'"),
+    ],
+)
+def test_a_bridges_options_are_checked_before_the_training(option: str, line: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_gamecores(JobConfig.load(TEMPLATES / "godot.yaml", [option]))
+    assert refused.value.details["errors"] == [line]

@@ -16,6 +16,7 @@ from brayx.bridges import unity
 from brayx.commands import mlagents_learn
 from brayx.errors import ConfigError
 from brayx.jobs.contracts import read_contracts
+from brayx.jobs.gamecores import gamecores_of
 from brayx.jobs.mlagents import LearnOptions, learn_options
 from brayx.jobs.mlagents_keys import SECTIONS
 from brayx.jobs.sources import check_sources
@@ -105,7 +106,7 @@ def read(tmp_path: Path, text: str, **flags: dict[str, Any]) -> LearnOptions:
 
 def bridge_of(options: LearnOptions) -> argparse.Namespace:
     """What the bridge's parser makes of the gamecore's command."""
-    brayx, gamecore, kind, *words = shlex.split(options.gamecore())
+    brayx, gamecore, kind, *words = shlex.split(gamecores_of(options.load(), "actor")[0].command)
     assert (brayx, gamecore, kind) == ("brayx", "gamecore", "unity")
     return unity.parser().parse_args(words)
 
