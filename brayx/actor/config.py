@@ -55,8 +55,7 @@ class GamecoreConfig(BaseModel):
 
     command: str
     """Command line; ``{index}`` becomes the process's number, ``{http_url}``, ``{ws_url}``, ``{tcp_url}`` and
-    ``{grpc_url}`` the URL of that door, which must be open, ``{url}`` that of ``door``, and ``{NAME}`` the values of a
-    component of ``kind: config`` as flags."""
+    ``{grpc_url}`` the URL of that door, which must be open, and ``{url}`` that of ``door``."""
     num: Annotated[int, Field(ge=1, le=4096)] = 1
     """Number of processes."""
     door: Annotated[str, AfterValidator(_is_door)] = "ws"

@@ -87,7 +87,7 @@ class BoardConfig(BaseModel):
 
 
 class FreeConfig(BaseModel):
-    """Values of the user's own that agents and models read from the job, or a gamecore's command as flags; any keys."""
+    """Values of the user's own that agents and models read from the job; any keys."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
 
@@ -95,7 +95,7 @@ class FreeConfig(BaseModel):
 
     @property
     def flags(self) -> str:
-        """The values as `flags_of` writes them."""
+        """The values as a gamecore's command gets them for ``{NAME}``: `flags_of`."""
         return shlex.join(flags_of(self.model_extra or {}))
 
 
