@@ -44,6 +44,7 @@ from brayx.errors import (
 )
 from brayx.gamecore.contract import ActionPart, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.gamecore.contract_rows import RowBodies
 from brayx.gamecore.contract_ticks import Tick
 from brayx.gamecore.tcp import encode_error, encode_reply
 from brayx.ports import free_port
@@ -1156,6 +1157,30 @@ def test_bodies_by_contract_are_those_of_the_protocol(run: Run) -> None:
     assert game.step("reply", reply) == b"7 -0.5 2 1"
 
 
+def test_rows_of_several_agents_are_those_of_the_protocol(run: Run) -> None:
+    game = run("contract")
+    start = json.loads(game.step("start-rows"))
+    assert start.pop("rows") is True
+    bodies = RowBodies(Contract.parse(start))
+    tick = bodies.decode(game.step("rows"))
+    assert tick.agents.tolist() == [3, 3, 8]
+    assert tick.groups.tolist() == [0, 7, 7]
+    assert tick.terminated.tolist() == [True, False, False]
+    assert not tick.truncated.any()
+    assert {name: rewards.tolist() for name, rewards in tick.rewards.items()} == {
+        "win": [1, 1, 2],
+        "style": [0.5, 0.5, 0],
+    }
+    obs = {name: array.tolist() for name, array in tick.obs.items()}
+    assert obs["cart"] == [[0.5, -1.0], [0.5, -1.0], [2.0, 3.0]]
+    assert obs["units"] == [[[1, 2], [3, 4], [0, 0]], [[1, 2], [3, 4], [0, 0]], [[9, 8], [0, 0], [0, 0]]]
+    assert obs["card"] == [51, 51, 0]
+    assert obs["said"][1:] == [[*"né".encode(), 0, 0, 0, 0, 0], [0] * 8]
+    assert obs["action_mask"] == [[1] * 5, [0, 1, 1, 1, 0], [1] * 5]
+    reply = bodies.encode({"go": np.array([7, 6]), "steer": np.zeros((2, 2)), "dash": np.array([1, 0])})
+    assert game.step("row-replies", reply) == b"71 60 "
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -1167,6 +1192,8 @@ def test_bodies_by_contract_are_those_of_the_protocol(run: Run) -> None:
         (["rows"], "bad_body: obs.units has 8, expected 6 numbers at most, in whole rows"),
         (["mask"], "bad_body: mask has 1, expected 5 choices"),
         (["early"], "bad_body: the tick has 0, expected 6 observations before its mask"),
+        (["row"], "bad_body: the row has 0, expected 6 observations"),
+        (["row-reply"], "transport_error: the reply has 1 bytes, expected 16"),
         (["name"], "bad_config: the contract has no discrete action 'steer'"),
         (["check", hexed(b"Game Started")], "transport_error: the service takes no contracts: expected a job like"),
     ],

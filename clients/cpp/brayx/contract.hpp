@@ -153,11 +153,11 @@ class Contract {
         return *this;
     }
 
-    // The body of a start.
-    std::string start() const {
+    // The body of a start. `rows`: of a session of several agents, whose ticks are `Rows`.
+    std::string start(bool rows = false) const {
         return "{\"contract\":1,\"behaviour\":" + detail::quoted(behaviour) + ",\"team\":" + detail::number(team) +
                ",\"observations\":[" + said_observations_ + "],\"actions\":[" + said_actions_ + "],\"rewards\":{" +
-               rewards_ + "},\"encoding\":\"packed\"}";
+               rewards_ + "},\"encoding\":\"packed\"" + (rows ? ",\"rows\":true}" : "}");
     }
 
     // Throws transport_error unless the reply to a start is that of a service which plays by contracts.
@@ -170,6 +170,7 @@ class Contract {
 
   private:
     friend class Tick;
+    friend class Rows;
     friend class Actions;
 
     struct Observation {
@@ -234,6 +235,7 @@ class Tick {
             check(count == part.count, place(part), count, part.count, "numbers");
         }
         detail::append_little(body_, values, count);
+        ends_.push_back(body_.size());
         return *this;
     }
 
@@ -263,6 +265,7 @@ class Tick {
         check(text.size() <= part.most, place(part), text.size(), part.most, "bytes at most");
         append_count(text.size());
         body_ += text;
+        ends_.push_back(body_.size());
         return *this;
     }
 
@@ -291,6 +294,8 @@ class Tick {
     }
 
   private:
+    friend class Rows;
+
     static std::string place(const Contract::Observation& part) { return "obs." + part.name; }
 
     static void check(bool is_right, const std::string& what, std::size_t count, std::size_t expected,
@@ -321,6 +326,74 @@ class Tick {
     const Contract& contract_;
     std::string body_;
     std::size_t flags_ = 0, added_ = 0;
+    std::vector<std::size_t> ends_;  // of the observations in the body
+};
+
+// The body of a tick of several agents: a row for each, which ends the agent's episode if it is terminated or truncated.
+// Throws bad_body as `Tick`. The contract has to outlive it.
+class Rows {
+  public:
+    explicit Rows(const Contract& contract) : contract_(contract) {}
+
+    // `group`: number of the agent's group; 0: none.
+    Rows& add(std::int32_t agent, const Tick& row, std::int32_t group = 0) {
+        const std::size_t expected = contract_.observations_.size();
+        Tick::check(row.ends_.size() == expected, "the row", row.ends_.size(), expected, "observations");
+        agents_.push_back(agent);
+        groups_.push_back(group);
+        rows_.push_back(row);
+        return *this;
+    }
+
+    std::string body() const {
+        const auto rows = static_cast<std::uint16_t>(rows_.size());
+        bool masked = false, grouped = false;
+        for (std::size_t row = 0; row < rows_.size(); ++row) {
+            masked = masked || (flags(row) & 1) != 0;
+            grouped = grouped || groups_[row] != 0;
+        }
+        std::string out;
+        detail::append_little(out, &rows, 1);
+        out += static_cast<char>((masked ? 1 : 0) | (grouped ? 32 : 0));
+        detail::append_little(out, agents_.data(), agents_.size());
+        for (const Tick& row : rows_) out.append(row.body_, 0, row.flags_);  // rewards
+        for (std::size_t row = 0; row < rows_.size(); ++row) out += static_cast<char>(flags(row) & 6);
+        if (grouped) detail::append_little(out, groups_.data(), groups_.size());
+        for (std::size_t part = 0; part < contract_.observations_.size(); ++part) {
+            // The rows' lengths come before all of their values.
+            const std::size_t length = contract_.observations_[part].most > 0 ? 2 : 0;
+            for (const Tick& row : rows_) out.append(row.body_, first(row, part), length);
+            for (const Tick& row : rows_) {
+                const std::size_t from = first(row, part) + length;
+                out.append(row.body_, from, row.ends_[part] - from);
+            }
+        }
+        if (masked) add_masks(out);
+        return out;
+    }
+
+  private:
+    unsigned flags(std::size_t row) const { return static_cast<unsigned char>(rows_[row].body_[rows_[row].flags_]); }
+
+    static std::size_t first(const Tick& row, std::size_t part) {
+        return part == 0 ? row.flags_ + 1 : row.ends_[part - 1];
+    }
+
+    void add_masks(std::string& out) const {
+        std::size_t from = 0;
+        for (const Contract::Action& part : contract_.actions_) {
+            if (!part.mask) continue;
+            for (std::size_t row = 0; row < rows_.size(); ++row) {
+                if (flags(row) & 1) out.append(rows_[row].body_, rows_[row].ends_.back() + from, part.size);
+                else out.append(part.size, '\1');  // all choices are allowed
+            }
+            from += part.size;
+        }
+    }
+
+    const Contract& contract_;
+    std::vector<std::int32_t> agents_, groups_;
+    std::vector<Tick> rows_;
 };
 
 // The reply to a tick. Throws transport_error if it is none of a game with this contract.
@@ -332,6 +405,17 @@ class Actions {
         if (reply_.size() == expected) return;
         throw Error("transport_error", "the reply has " + std::to_string(reply_.size()) + " bytes, expected " +
                                            std::to_string(expected));
+    }
+
+    // The actions of each row that did not end an episode, from the reply to `Rows`.
+    static std::vector<Actions> of_rows(const Contract& contract, const std::string& reply) {
+        std::size_t size = 0;
+        for (const Contract::Action& part : contract.actions_) size += bytes_of(part);
+        std::vector<Actions> rows;
+        for (std::size_t from = 0; from < reply.size(); from += size) {
+            rows.emplace_back(contract, reply.substr(from, size));
+        }
+        return rows;
     }
 
     // The choice of a discrete action, from its `start`.

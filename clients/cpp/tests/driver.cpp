@@ -163,6 +163,21 @@ void contract() {
         const std::string kind = word(words);
         const brayx::Tick empty(game, std::vector<float>{1, 0.5f});
         if (kind == "start") return "ok " + hex(game.start());
+        if (kind == "rows") {
+            brayx::Rows rows(game);
+            rows.add(3, full(empty).terminated()).add(3, full(empty).mask({0, 1, 1, 1, 0}), 7);
+            brayx::Tick other(game, std::vector<float>{2, 0});
+            other.add(Seen{2, 3}).add(wide).add(picture).add(std::vector<float>{9, 8});
+            return "ok " + hex(rows.add(8, other.add(std::int32_t{1}).add(std::string_view("")), 7).body());
+        }
+        if (kind == "start-rows") return "ok " + hex(game.start(true));
+        if (kind == "row-replies") {
+            std::string said;
+            for (const brayx::Actions& row : brayx::Actions::of_rows(game, unhex(word(words)))) {
+                said += std::to_string(row.choice("go")) + std::to_string(row.choice("dash")) + " ";
+            }
+            return "ok " + hex(said);
+        }
         if (kind == "tick") return "ok " + hex(full(empty).mask({0, 1, 1, 1, 0}).body());
         if (kind == "cut") return "ok " + hex(full(empty).truncated().body());
         if (kind == "stop") return "ok " + hex(brayx::Tick(empty).terminated().body());
@@ -185,6 +200,8 @@ void contract() {
         if (wrong == "rows") {
             brayx::Tick(empty).add({1, 2}).add(wide).add(picture).add(std::vector<float>(8));
         }
+        if (wrong == "row") brayx::Rows(game).add(1, empty);
+        if (wrong == "row-reply") brayx::Actions::of_rows(game, std::string(17, '\0'));
         if (wrong == "name") brayx::Actions(game, std::string(16, '\0')).choice("steer");
         return "ok -";
     });
