@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from brayx.actor.agent import Agent, Services, State
@@ -164,11 +164,13 @@ class LearningPlayer:
         model: its acting model, at its newest weights.
         buffers: its replay buffers by name.
         numbers: its recorder.
+        caught_up: see `Services.caught_up`.
     """
 
     model: Any
     buffers: Mapping[str, Any]
     numbers: Recorder
+    caught_up: Callable[[], Awaitable[None]] | None = None
 
 
 class Seating:
@@ -206,7 +208,8 @@ class Seating:
 
     def learn(self, name: str, player: LearningPlayer) -> None:
         """Sets the parts of a player that learns, for sessions that start from now on."""
-        self._learns[name] = self._services(player.model, player.buffers, player.numbers)
+        services = self._services(player.model, player.buffers, player.numbers)
+        self._learns[name] = replace(services, caught_up=player.caught_up)
         self._only_acts[name] = self._services(player.model, self._nothing, self._faults)
 
     def act(self, name: str, model: Any) -> None:

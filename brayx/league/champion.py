@@ -27,12 +27,17 @@ if TYPE_CHECKING:
 ALIAS = "champion"
 
 
-def met(ledger: Ledger) -> set[int]:
-    """The versions that a league knows: its snapshots, and those that have played in it."""
-    return {member.version for member in ledger.ratings() if member.version}
+def met(ledger: Ledger, rival: str = "") -> set[int]:
+    """The versions that a league knows: its snapshots, and those that have played in it.
+
+    Args:
+        ledger: the league's books.
+        rival: see `RunningLeague.rival`; the numbers of other rivals are those of other models.
+    """
+    return {member.version for member in ledger.ratings() if member.version and rival in ("", member.player)}
 
 
-def set_champion(trial: Trial, pool: str, version: int, before: int | None = None) -> str:
+def set_champion(trial: Trial, pool: str, version: int, before: int | None = None, rival: str = "") -> str:
     """Points the pool's alias at a league's champion, unless it is at a version that the league has not met.
 
     Runs in the process that has the trial.
@@ -42,6 +47,7 @@ def set_champion(trial: Trial, pool: str, version: int, before: int | None = Non
         pool: name of the registered model.
         version: the champion's version.
         before: version of the champion before it, where the alias is unless somebody moved it; None: unknown.
+        rival: as for `met`.
 
     Returns:
         Why the alias stays, or from which other version it was moved; empty: neither.
@@ -50,7 +56,7 @@ def set_champion(trial: Trial, pool: str, version: int, before: int | None = Non
     if holder == version:
         return ""
     with contextlib.closing(Ledger(books_of(trial), read_only=True)) as ledger:
-        if holder is not None and holder not in met(ledger):
+        if holder is not None and holder not in met(ledger, rival):
             return stays(pool, holder)
     promote(f"models:/{pool}/{version}", trial.uri)
     if holder in (None, before):

@@ -5,12 +5,13 @@ Reads the league's books, which the training writes meanwhile, so MLflow's proce
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from brayx.league.files import DIGEST_TAG, PLAYER_TAG, POINTS_TAG
+from brayx.league.files import DIGEST_TAG, POINTS_TAG
 from brayx.league.ledger import Ledger, RatingPoint
 from brayx.league.member import Member
 from brayx.league.payoff import Payoff
@@ -42,52 +43,61 @@ def keep_curves(trial: Trial, books: str, env_steps: Mapping[str, int]) -> None:
     Raises:
         LeagueError: the books cannot be read or written.
     """
-    ledger = Ledger(books)
-    try:
+    with contextlib.closing(Ledger(books)) as ledger:
         ratings, curves = Ratings(ledger.ratings()), ledger.curves()
         for player, steps in env_steps.items():
             curve = curves.get(Member(player), [])
             point = point_of(ratings, Member(player), steps)
             if changed(curve, point):
                 ledger.write_curve(Member(player), [*curve, point])
-    finally:
-        ledger.close()
 
 
-def draw_league(trial: Trial, books: str, env_steps: Mapping[str, int], pool: str, members: Sequence[str]) -> None:
-    """Draws the pictures into the trial's artifacts, and tags the pool's versions with their ratings where
-    these have changed.
-
-    Runs in the process that has the trial.
+def keep_ratings(trial: Trial, books: str, env_steps: Mapping[str, int], pool: str, rival: str) -> None:
+    """As `keep_curves`; also tags the pool's versions with their ratings where these have changed.
 
     Args:
         books, env_steps: as for `keep_curves`.
         pool: name of the registered model.
+        rival: see `RunningLeague.rival`.
+
+    Raises:
+        BrayxError: the books or the registry failed.
+    """
+    keep_curves(trial, books, env_steps)
+    with contextlib.closing(Ledger(books, read_only=True)) as ledger:
+        ratings, snapshots = Ratings(ledger.ratings()), _kept(ledger)
+    registered = {entry.version: entry.tags for entry in versions(pool, trial.uri)}
+    for snapshot in snapshots:
+        if rival in ("", snapshot.member.player):
+            before, tags = registered.get(snapshot.member.version, {}), tags_of(snapshot, ratings)
+            changed = {name: text for name, text in tags.items() if before.get(name, "") != text}
+            tag(pool, snapshot.member.version, changed, trial.uri)
+
+
+def draw_league(
+    trial: Trial, books: str, env_steps: Mapping[str, int], pool: str, rival: str, members: Sequence[str]
+) -> None:
+    """As `keep_ratings`; also draws the pictures into the trial's artifacts.
+
+    Args:
+        books, env_steps, pool, rival: as for `keep_ratings`.
         members: labels of all members that can be drawn, the strongest first.
 
     Raises:
         BrayxError: the books, the registry or the artifacts failed.
     """
-    keep_curves(trial, books, env_steps)
-    ledger = Ledger(books, read_only=True)
-    try:
+    keep_ratings(trial, books, env_steps, pool, rival)
+    with contextlib.closing(Ledger(books, read_only=True)) as ledger:
         ratings, payoff = Ratings(ledger.ratings()), Payoff(pairs=ledger.pairs())
-        drawn, curves = ledger.drawn(), ledger.curves()
-        snapshots = [snapshot for snapshot in ledger.snapshots() if not snapshot.dropped]
-    finally:
-        ledger.close()
+        drawn, curves, snapshots = ledger.drawn(), ledger.curves(), _kept(ledger)
     shown = [Member.parse(label) for label in members]
     trial.log_figure(draw_ratings(curves, snapshots, ratings, shown), RATINGS_FILE)
     trial.log_figure(draw_payoff(payoff, shown), PAYOFF_FILE)
     trial.log_figure(draw_drawn(drawn, shown), DRAWN_FILE)
-    registered = {entry.version: entry.tags for entry in versions(pool, trial.uri)}
-    for snapshot in snapshots:
-        version = snapshot.member.version
-        before = registered.get(version, {})
-        if before.get(PLAYER_TAG, snapshot.member.player) != snapshot.member.player:
-            continue  # another behaviour's, whose pool has this version, too
-        changed = {name: text for name, text in tags_of(snapshot, ratings).items() if before.get(name, "") != text}
-        tag(pool, version, changed, trial.uri)
+
+
+def _kept(ledger: Ledger) -> list[Snapshot]:
+    return [snapshot for snapshot in ledger.snapshots() if not snapshot.dropped]
 
 
 def point_of(ratings: Ratings, member: Member, env_steps: int) -> RatingPoint:

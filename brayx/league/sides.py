@@ -87,11 +87,12 @@ class _Playing(NamedTuple):
 
 @dataclass
 class _Running:
-    """A game that runs: its stretch, its sessions, and the result of the team that learns."""
+    """A game that runs: its stretch, its sessions, and by player of the team that learns its first result, with the
+    session that gave it."""
 
     stretch: Stretch
     sessions: dict[str, _Playing] = field(default_factory=dict)
-    result: str = ""
+    results: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
 class Sides:
@@ -102,7 +103,7 @@ class Sides:
         steps: agents' steps so far; the caller counts them.
         env_steps: of the learners; the caller sets them.
         done: players that learn no more; the caller adds them.
-        warning: what to say once about the options; empty: nothing.
+        warning: what to say about the options, which the caller then sets to None; empty: nothing yet.
 
     Args:
         config: the options.
@@ -114,7 +115,7 @@ class Sides:
         """The teams that each player's games have named."""
         self.steps = self.env_steps = 0
         self.done: set[str] = set()
-        self.warning = ""
+        self.warning: str | None = ""
         self._stretch: Stretch | None = None
         self._turn = self._began_at = 0
         self._episodes = 0
@@ -185,7 +186,8 @@ class Sides:
         return running.stretch.learned_from(team, player) and player in learners
 
     def result(self, session: str, value: Any) -> None:
-        """Sets the result of a session: a word, or a number by its sign. The first one of the learning team counts.
+        """Sets the result of a session: a word, or a number by its sign. The first one of each player of the learning
+        team counts.
 
         Raises:
             BadResult: the value is none of these, or the session does not run.
@@ -193,21 +195,22 @@ class Sides:
         running = self._of(session)
         if running is None:
             raise BadResult(f"result for session {session!r}, which is unknown or over", session=session)
-        if running.sessions[session].team == running.stretch.learning and not running.result:
-            running.result = _word(value)
+        player, team = running.sessions[session]
+        if team == running.stretch.learning and player not in running.results:
+            running.results[player] = session, _word(value)
 
     def ended(self, session: str, reason: str) -> Game | None:
-        """Ends a session. Returns its game, for `League.finish`, if that was the last one and there is a result."""
+        """Ends a session. Returns its game, for `League.finish`, if it gave its player's result."""
         self._sessions.pop(session, None)
         self._agents.pop(session, None)
         running = self._of(session)
         if running is None:
             return None
-        del running.sessions[session]
-        if running.sessions:
-            return None
-        del self._running[game_of(session) or session]
-        return running.stretch.game(running.result) if running.result else None
+        player, _ = running.sessions.pop(session)
+        if not running.sessions:
+            del self._running[game_of(session) or session]
+        by, word = running.results.get(player, ("", ""))
+        return running.stretch.game(word) if by == session else None
 
     def stretch(self, draw: Draw) -> Stretch:
         """The sides of games that begin now.
@@ -257,7 +260,7 @@ class Sides:
             return True
         if lasted < MAX_SWAPS * swap_every:
             return False
-        if not self._episodes:
+        if not self._episodes and self.warning is not None:
             self.warning = (
                 f"in {lasted:,} steps of all agents no episode of team {stretch.learning}, which has {agents} agents, "
                 f"began and ended, so no result counts: raise self_play.swap_every, which is {swap_every:,}"

@@ -21,7 +21,7 @@ from brayx.jobs.config import JobConfig, only, pool_name
 from brayx.jobs.contracts import BEHAVIOUR_TAG, CONTRACT_TAG
 from brayx.jobs.trainee import T, Trainees
 from brayx.league.champion import registered_weights, set_champion
-from brayx.league.charts import draw_league, keep_curves
+from brayx.league.charts import draw_league, keep_curves, keep_ratings
 from brayx.league.check import Checked, GateCheck
 from brayx.league.files import DIGEST_TAG, PLAYER_TAG, books_file
 from brayx.league.gates import Verdict
@@ -56,7 +56,15 @@ _NUMBERS_S, _CURVES_S, _PICTURES_S = 1.0, 5.0, 60.0
 
 
 class RunningLeague(abc.ABC):
-    """The league that a training calls, perhaps in another thread or process: each host implements `call`."""
+    """The league that a training calls, perhaps in another thread or process: each host implements `call`.
+
+    Attributes:
+        rival: of rivals, which have a model each, this training's player; empty: all players have one model.
+        draws: whether this training draws the league's pictures: of rivals, one does.
+    """
+
+    rival = ""
+    draws = True
 
     @abc.abstractmethod
     def call(self, method: str, *args: Any) -> Any:
@@ -208,7 +216,8 @@ class LeagueTraining(Trainees[T]):
 
     def _set_alias(self, champion: Member | None, before: Member | None = None) -> None:
         if champion is not None:
-            note = self._registry(self._clerk, set_champion, self._pool, champion.version, before and before.version)
+            moved = champion.version, before and before.version, self._host.league.rival
+            note = self._registry(self._clerk, set_champion, self._pool, *moved)
             if note is None:
                 return
             if note:
@@ -248,16 +257,22 @@ class LeagueTraining(Trainees[T]):
                 self._host.numbers.add("league_champion", champion.version)
         if now - self._pictures_at >= _PICTURES_S:
             self._pictures_at = self._curves_at = now
-            self._clerk.in_background(draw_league, *self._charted())
+            if self._host.league.draws:
+                self._clerk.in_background(draw_league, *self._charted(), self._shown())
+            else:
+                self._clerk.in_background(keep_ratings, *self._charted())
         elif now - self._curves_at >= _CURVES_S:
             self._curves_at = now
             self._clerk.in_background(keep_curves, *self._charted()[:2])
 
-    def _charted(self) -> tuple[str, dict[str, int], str, list[str]]:
-        """Arguments of `draw_league`."""
+    def _charted(self) -> tuple[str, dict[str, int], str, str]:
+        """Arguments of `keep_ratings`."""
         env_steps = {name: self._env_steps(name) for name in self.trainees}
-        members = [row.member.label for row in self._host.league.standings()]
-        return str(books_file(self._trial)), env_steps, self._pool, members
+        return str(books_file(self._trial)), env_steps, self._pool, self._host.league.rival
+
+    def _shown(self) -> list[str]:
+        """The members in the pictures."""
+        return [row.member.label for row in self._host.league.standings()]
 
     def _env_steps(self, player: str) -> int:
         """Env steps of a player over all its restarts: each restart's trial counts from 0."""
@@ -374,7 +389,7 @@ class LeagueTraining(Trainees[T]):
         if self._registry_error is not None:
             raise self._registry_error
         try:
-            self._clerk.call(draw_league, *self._charted())
+            self._clerk.call(draw_league, *self._charted(), self._shown())  # of each rival: the last one ends last
         except BrayxError as error:  # a failed picture must not end the training
             say(f"the league's pictures are not drawn: {error.message}")
         champion = self._host.league.champion()

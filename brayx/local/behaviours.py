@@ -71,7 +71,7 @@ class BehaviourTraining(Behaviours[LocalTrainee]):
         self._buffers: dict[str, dict[str, Any]] = {}
         self._announced, self._missing_at = {name}, time.monotonic() + _ANNOUNCED_S
         self.factories: dict[str, AgentActorFactory] = {}
-        self.self_plays = SelfPlays(clerk, say)
+        self.self_plays = SelfPlays(say)
         self._make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
         resumed = clerk.call(contracts_of_children, name) if clerk.may_resume else []
         known = map(parse_contract, (*resumed, *lobby.job.contracts))

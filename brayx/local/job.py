@@ -29,7 +29,7 @@ from brayx.tracking import Trial, check_writable, tracking_uri
 from brayx.tracking.clerk import Clerk
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from brayx.actor.agent_actor import AgentActorFactory
     from brayx.actor.host import LocalHost
@@ -269,12 +269,9 @@ class _LocalTraining(JobTraining):
             as_dict, actor = job.in_mode("train").as_dict(), job.actors[self.actor]
             return AgentActorFactory.of(actor, job.agents, job.folder, as_dict, services, recorders=recorders, **parts)
 
-        def caught_up(trainee: LocalTrainee) -> Callable[[], Awaitable[None]] | None:
-            return functools.partial(trainee.batches.caught_up, actor.longest_wait_s) if actor.longest_wait_s else None
-
         if self._behaviours is None:
-            players = None if self._league is None else self._league.seats(others)
-            wait = caught_up(self.learning.trainees[self.learning.mains[0]])
+            players = None if self._league is None else self._league.seats(others, actor.longest_wait_s)
+            wait = self.learning.trainees[self.learning.mains[0]].caught_up(actor.longest_wait_s)
             make_actor = factory(job, Services(models, buffers, numbers, caught_up=wait), players=players)
         else:
             factories = self._behaviours.factories
@@ -282,7 +279,7 @@ class _LocalTraining(JobTraining):
             def of_behaviour(job: JobConfig, trainee: LocalTrainee, buffers: Mapping[str, Any]) -> AgentActorFactory:
                 assert trainee.acting is not None
                 models = {self.config.model: trainee.acting.model, **others}
-                services = Services(models, buffers, trainee.numbers, caught_up=caught_up(trainee))
+                services = Services(models, buffers, trainee.numbers, caught_up=trainee.caught_up(actor.longest_wait_s))
                 return factory(job, services, behaviours=factories)
 
             make_actor = self._behaviours.open(of_behaviour)

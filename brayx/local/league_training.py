@@ -95,8 +95,14 @@ class LocalLeagueTraining:
         """The acting models other than those of the players that learn."""
         return [self._snapshots, *self._dropped, *self.league.replaced]
 
-    def seats(self, others: Mapping[str, Any]) -> LocalLeague:
-        """Gives sessions their players; ``others`` are the job's other acting models by name."""
+    def seats(self, others: Mapping[str, Any], longest_wait_s: float = 0.0) -> LocalLeague:
+        """Gives sessions their players.
+
+        Args:
+            others: the job's other acting models by name.
+            longest_wait_s: see `LocalTrainee.caught_up`.
+        """
+        self._longest_wait_s = longest_wait_s
         snapshots, trainees = self._snapshots.model, self.training.trainees
         nothing = {name: self._no_buffer() for trainee in trainees.values() for name in trainee.buffers}
 
@@ -162,7 +168,8 @@ class LocalLeagueTraining:
     def _learning(self, trainee: LocalTrainee) -> LearningPlayer:
         """The parts of a player in sessions that are learned from."""
         assert trainee.acting is not None
-        return LearningPlayer(trainee.acting.model, trainee.buffers, trainee.numbers)
+        wait = trainee.caught_up(self._longest_wait_s)
+        return LearningPlayer(trainee.acting.model, trainee.buffers, trainee.numbers, wait)
 
     def _no_buffer(self) -> Any:
         """A buffer of sessions that do not train a model."""

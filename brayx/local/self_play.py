@@ -69,13 +69,18 @@ class TeamPlayers:
         sides: which team plays with which weights.
         services: as given.
         league: draws the opponents; None: there are none yet, and all sessions learn.
-        is_resumed: the training was resumed, and had self-play before.
+        is_resumed: the training was resumed, and its behaviour played itself before.
     """
 
     def __init__(self, config: SelfPlayConfig, services: Services) -> None:
         self.name, self.sides, self.services = MAIN, Sides(config), services
         self.league: SidesLeague | None = None
         self.is_resumed = False
+
+    @property
+    def has_teams(self) -> bool:
+        """Whether the behaviour plays itself."""
+        return self.is_resumed or len(self.sides.teams) > 1
 
     async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
         """See `brayx.actor.players.Players.seat`."""
@@ -146,7 +151,7 @@ class SelfPlay(LocalLeagueTraining):
         group: RivalGroup | None = None,
     ) -> None:
         self._trainee, self._players, self._group = trainee, players, group
-        self._say: Callable[[str], None] | None = say
+        self._say = say
         (options,) = job.self_plays.values()
         project = trainee.clerk.call(behaviour_pool, True, start_s=_START_S)  # others may be learning: do not wait long
         if group is not None:
@@ -164,19 +169,15 @@ class SelfPlay(LocalLeagueTraining):
 
     def look(self) -> None:
         """See `LeagueTraining.look`."""
-        if self._say is not None and self._players.sides.warning:
-            self._say(self._players.sides.warning)
-            self._say = None  # once
         env_steps, sides = int(self.numbers.newest().get("env_steps", 0)), self._players.sides
+        if sides.warning:
+            self._say(sides.warning)
+            sides.warning = None
         sides.env_steps += env_steps - self._env_steps  # of all players
         self._env_steps = env_steps
         if not self._trainee.learner.running:
             sides.done.add(self._players.name)
         self.training.look()
-
-    def uses_books_of(self, clerk: Clerk) -> bool:
-        """Whether it plays itself, with books in the clerk's trial."""
-        return self._group is None and self._clerk is clerk
 
     def trainee(self, player: str) -> LocalTrainee:
         """See `LeagueHost.trainee`."""
@@ -191,6 +192,7 @@ class SelfPlay(LocalLeagueTraining):
         name, pool = self._players.name, pool_name(self._job, self._config.model)
         rivals, ledger = self._group.join(name, self._config, self._job.seed)
         self.league = RivalsLeague(rivals, self._players.sides, self.numbers, name, self._group.lock)
+        self.league.draws = self._group.names[0] == name
         holder = self._clerk.call(alias_of, pool)
         with self._group.lock:
             versions = {snapshot.member.version for snapshot in rivals.snapshots if snapshot.member.player == name}
@@ -224,7 +226,6 @@ class SidesLeague(LocalLeague):
     """
 
     _games: Sides
-    _player = MAIN
 
     def __init__(self, league: League, games: Sides, numbers: Recorder) -> None:
         super().__init__(league, games, numbers)
@@ -237,8 +238,9 @@ class SidesLeague(LocalLeague):
 
     def services(self, stretch: Stretch, team: int) -> tuple[Services, bool]:
         """The services of a team's agents, and whether their steps are learned from."""
-        player, version = stretch.member(team, self._player)
-        learns = stretch.learned_from(team, self._player)
+        name = self.rival or MAIN
+        player, version = stretch.member(team, name)
+        learns = stretch.learned_from(team, name)
         return self._seating.seated(player, version, learns=learns, report=_nothing, leave=_nothing).services, learns
 
     def count(self, game: Game) -> None:
@@ -267,23 +269,23 @@ class RivalsLeague(SidesLeague):
 
     def __init__(self, league: Rivals, games: Sides, numbers: Recorder, player: str, lock: threading.Lock) -> None:
         super().__init__(league, games, numbers)
-        self._player, self._lock = player, lock
+        self.rival, self._lock = player, lock
 
     def champion(self) -> Member | None:
         """See `Rivals.champion_of`."""
-        champion: Member | None = self.call("champion_of", self._player)
+        champion: Member | None = self.call("champion_of", self.rival)
         return champion
 
     def candidates(self) -> list[Member]:
         """See `Rivals.candidates_of`."""
-        return list(self.call("candidates_of", self._player))
+        return list(self.call("candidates_of", self.rival))
 
 
 class RivalGroup:
     """The behaviours of a job that play against each other.
 
     Attributes:
-        clerk: writes the trial with their books: the job's.
+        clerk: writes the trial with their books: that of one of them, since one that plays itself has books, too.
         lock: guards their league and sides.
 
     Args:
@@ -343,13 +345,14 @@ class SelfPlays:
     """The self-play of all behaviours of a job.
 
     Args:
-        clerk: writes the job's trial.
         say: prints a line above the display.
     """
 
-    def __init__(self, clerk: Clerk, say: Callable[[str], None]) -> None:
-        self._clerk, self._say = clerk, say
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
         self._group: RivalGroup | None = None
+        self._resumed: Clerk | None = None
+        """Writes the trial with the books of rivals in a resumed training."""
         self._waiting: dict[str, tuple[JobConfig, LocalTrainee, TeamPlayers]] = {}
         """Behaviours that have not shown several teams yet."""
         self._playing: dict[str, SelfPlay] = {}
@@ -366,7 +369,9 @@ class SelfPlays:
         """
         for options in job.self_plays.values():
             players = TeamPlayers(options, services)
-            players.is_resumed = trainee.clerk.may_resume and _played_itself(books_file(trainee.clerk.trial()))
+            if trainee.clerk.may_resume and (before := _players_before(books_file(trainee.clerk.trial()))):
+                players.is_resumed = MAIN in before
+                self._resumed = self._resumed if players.is_resumed else trainee.clerk
             self._waiting[name] = job, trainee, players
             return players
         return None
@@ -376,25 +381,25 @@ class SelfPlays:
         for play in self._playing.values():
             play.look()
         for name, (job, trainee, players) in list(self._waiting.items()):
-            has_teams = players.is_resumed or len(players.sides.teams) > 1
-            if has_teams and time.monotonic() > self._try_at and trainee.clerk.opened():
+            if players.has_teams and time.monotonic() > self._try_at and trainee.clerk.opened():
                 self._begin(name, job, trainee, players)
         self._look_for_rivals()
 
     def _look_for_rivals(self) -> None:
         """Begins the self-play of behaviours that play different teams."""
-        rivals = {name: parts for name, parts in self._waiting.items() if parts[2].sides.teams}
+        rivals = {
+            name: parts for name, parts in self._waiting.items() if parts[2].sides.teams and not parts[2].has_teams
+        }
         teams = {team for _, _, players in rivals.values() for team in players.sides.teams}
         if self._group is not None:
             teams |= self._group.teams
-        opened = all(trainee.clerk.opened() for _, trainee, _ in rivals.values())
+        clerks = [trainee.clerk for _, trainee, _ in rivals.values()]
+        opened = all(clerk.opened() for clerk in (*clerks, self._resumed) if clerk is not None)
         if not rivals or len(teams) < 2 or not opened or time.monotonic() < self._try_at:
             return
         if self._group is None:
-            if any(play.uses_books_of(self._clerk) for play in self._playing.values()):
-                return  # one trial has the books of one league
             options = next(iter(rivals.values()))[0].self_plays
-            self._group = RivalGroup(self._clerk, *options.values())
+            self._group = RivalGroup(self._resumed or clerks[0], *options.values())
         for name, (job, trainee, players) in rivals.items():
             if players.name == MAIN:
                 players.name = player_name(name, self._group.names)
@@ -458,9 +463,9 @@ def player_name(behaviour: str, taken: Collection[str]) -> str:
     return name
 
 
-def _played_itself(books: Path) -> bool:
-    """Whether books are of one behaviour that played itself, not of rivals."""
+def _players_before(books: Path) -> set[str]:
+    """The players with snapshots in the books of a trial: `MAIN` alone if its behaviour played itself, else rivals."""
     if not books.exists():
-        return False
+        return set()
     with contextlib.closing(Ledger(books, read_only=True)) as ledger:
-        return any(snapshot.member.player == MAIN for snapshot in ledger.snapshots())
+        return {snapshot.member.player for snapshot in ledger.snapshots()}

@@ -30,7 +30,7 @@ from brayx.trainer.loop import LearnerLoop
 from brayx.trainer.ranks import Alone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from brayx.children import Child
     from brayx.replay.packing import Layout
@@ -125,6 +125,10 @@ class LocalTrainee:
             batches,
             eval_batches,
         )
+
+    def caught_up(self, longest_s: float) -> Callable[[], Awaitable[None]] | None:
+        """See `Services.caught_up`; waits at most ``longest_s``, and 0 gives None."""
+        return functools.partial(self.batches.caught_up, longest_s) if longest_s else None
 
     def newest_weights(self) -> Weights | None:
         """The newest published weights; None before the first."""

@@ -20,6 +20,7 @@ from brayx.league.charts import (
     draw_payoff,
     draw_ratings,
     keep_curves,
+    keep_ratings,
     point_of,
 )
 from brayx.league.ledger import Ledger, RatingPoint
@@ -83,7 +84,9 @@ def test_the_books_are_drawn_into_the_trial_and_versions_have_their_ratings(
                       {MAIN: 1, FIRST: 1}, {"counted": 1})  # fmt: skip
     keep_curves(trial, books, {"main": 1000})
     keep_curves(trial, books, {"main": 2000})
-    draw_league(trial, books, {"main": 3000}, "pool", ["main:1", "main"])
+    keep_ratings(trial, books, {}, "pool", "keeper")
+    assert "player" not in find("models:/pool/1", tracking_db).tags, "it is another model's version"
+    draw_league(trial, books, {"main": 3000}, "pool", "", ["main:1", "main"])
     assert [point.env_steps for point in ledger.curves()[MAIN]] == [1000], "its rating stands still"
     artifacts = {file.path for file in MlflowClient(tracking_db).list_artifacts(trial.run_id)}
     assert {RATINGS_FILE, PAYOFF_FILE, DRAWN_FILE} <= artifacts
@@ -105,10 +108,10 @@ def test_the_books_are_drawn_into_the_trial_and_versions_have_their_ratings(
         write(self, name, version, key, value)
 
     monkeypatch.setattr(MlflowClient, "set_model_version_tag", counted)
-    draw_league(trial, books, {"main": 4000}, "pool", ["main:1", "main"])
+    draw_league(trial, books, {"main": 4000}, "pool", "", ["main:1", "main"])
     assert written == [], "nothing has changed"
     ledger.count_game("two", {}, {FIRST: Rating(30.0, 1.9)}, {FIRST: 1}, {"counted": 1})
-    draw_league(trial, books, {"main": 5000}, "pool", ["main:1", "main"])
+    draw_league(trial, books, {"main": 5000}, "pool", "", ["main:1", "main"])
     assert [key for _, key, _ in written if key != "brayx.points"] == ["brayx.points.sigma"]
     assert find("models:/pool/1", tracking_db).tags["brayx.points.sigma"] == "1.90"
 

@@ -13,7 +13,9 @@ from brayx.league.champion import set_champion
 from brayx.league.config import LeagueConfig
 from brayx.league.member import Member
 from brayx.league.promote import recorded_league
+from brayx.league.ratings import Rating
 from brayx.league.report import Books
+from brayx.league.snapshots import Snapshot
 from brayx.tracking import Trial, aliases, promote
 from brayx.tracking.registry import register_files
 from tests.unit.conftest import Run
@@ -73,6 +75,19 @@ def test_the_alias_of_a_version_that_the_league_has_not_played_stays(
     assert set_champion(written.trial, "four", 1) == ""
     assert set_champion(written.trial, "four", 2, 1) == "", "it was at the champion before"
     assert aliases("four", uri) == {"champion": 2}
+
+
+def test_a_rival_s_alias_does_not_move_by_another_rival_s_version(written: Written, tmp_path: Path) -> None:
+    uri = written.trial.uri
+    register_files(Trial.open("four", "alone", uri), tmp_path / "files", "four", 1, tags={})
+    promote("models:/four/3", uri)
+    keeper = Snapshot(Member("keeper", 3), "of another model", None, 10, 1.5e9)
+    written.ledger.freeze(keeper, {keeper.member: Rating()})
+    finish(written)
+    assert "stays at version 3" in set_champion(written.trial, "four", 1, None, "main")
+    assert aliases("four", uri) == {"champion": 3}
+    set_champion(written.trial, "four", 1, None, "keeper")
+    assert aliases("four", uri) == {"champion": 1}
 
 
 CHECK = """

@@ -108,7 +108,7 @@ def test_a_stretch_waits_for_as_many_episodes_as_the_learning_team_has_agents() 
 
 
 def test_a_stretch_in_which_no_episode_fits_ends_with_a_warning() -> None:
-    made, draws = sides(), Draws(PAST, Member(MAIN, 4), Member(MAIN, 5))
+    made, draws = sides(), Draws(*[PAST, Member(MAIN, 4)] * 2)
     made.name_team("a", 0)
     first = made.stretch(draws)
     made.count_episodes("a", 8, 1)
@@ -123,6 +123,10 @@ def test_a_stretch_in_which_no_episode_fits_ends_with_a_warning() -> None:
         "in 2,000 steps of all agents no episode of team 0, which has 8 agents, began and ended, so no result counts: "
         "raise self_play.swap_every, which is 100"
     )
+    made.warning = None  # it was said
+    made.steps *= 2
+    made.stretch(draws)
+    assert made.warning is None
 
 
 def rivals(**options: int) -> tuple[Sides, Draws]:

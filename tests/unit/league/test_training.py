@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mlflow import MlflowClient
 
 from brayx.engines.torch import module_weights
 from brayx.errors import BrayxError, Diverged, TrackingError
 from brayx.jobs.config import JobConfig
 from brayx.jobs.stored_models import stored_model
+from brayx.league.charts import PAYOFF_FILE
 from brayx.league.files import books_file
 from brayx.league.in_progress import GamesInProgress
 from brayx.league.league import League
@@ -199,6 +201,18 @@ def test_a_registry_that_fails_delays_a_snapshot_and_ends_nothing(
     monkeypatch.setattr(league.training, "_registry_at", 0.0)
     league.training.look()
     assert league.said[1] == "main:1 joins the pool: 150 env steps since the last snapshot, snapshot_every is 150"
+
+
+def test_of_rivals_one_draws_the_pictures(
+    host: Callable[[str], Host], tracking_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brayx.league.training._PICTURES_S", 0.0)
+    league = host("{main: {role: main}}")
+    for draws in (False, True):
+        league.league.draws = draws
+        league.training.look()
+        files = MlflowClient(tracking_db).list_artifacts(league.clerk.trial.run_id)
+        assert (PAYOFF_FILE in {file.path for file in files}) == draws
 
 
 def test_a_registered_snapshot_is_built_from_what_is_registered(host: Callable[[str], Host], tracking_db: str) -> None:

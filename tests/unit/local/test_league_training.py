@@ -161,6 +161,15 @@ async def test_only_the_seat_of_the_learner_that_the_game_is_for_is_learned_from
     assert len(rival.buffers["games"].pushed) == 1, "the other learner has its own games"
 
 
+def test_a_session_waits_for_the_learner_that_learns_from_it():
+    async def caught_up(): ...
+
+    seating = Seating("model", None, {}, {}, Recorder(), {})
+    seating.learn("main", LearningPlayer(None, {}, Recorder(), caught_up))
+    seats = [seating.seated("main", 0, learns=learns, report=print, leave=print) for learns in (True, False)]
+    assert [seat.services.caught_up for seat in seats] == [caught_up, None]
+
+
 async def test_a_learner_acts_with_its_newest_weights_also_within_a_game(played):
     actors = await played.game("main", "rival")
     for version in (1, 2):

@@ -226,13 +226,13 @@ async def test_a_stretch_waits_for_the_episodes_of_several_agents() -> None:
     assert playing.pair() == (6, 0, 0)
 
 
-def rivals() -> tuple[Playing, Playing, Rivals]:
-    """A striker of team 0 and a keeper of team 1, with one past version each, which always plays."""
-    behaviours = {"striker": Playing(), "keeper": Playing()}
+def rivals(*teams: int) -> tuple[list[Playing], Rivals]:
+    """Behaviours that play these teams, with one past version each, which always plays."""
+    behaviours = {name: Playing() for name, _ in zip(("striker", "keeper", "defender"), teams, strict=False)}
     config = SelfPlayConfig.model_validate({"against": {"uniform": 1}, "team_every": 1000})
     league = Rivals({name: config.league("model", name) for name in behaviours}, Ledger(":memory:"))
     group: Any = RivalGroup(cast("Any", None), config)
-    for team, (name, playing) in enumerate(behaviours.items()):
+    for team, (name, playing) in zip(teams, behaviours.items(), strict=True):
         league.freeze(name, 1, name, 10)
         playing.players.name = name
         playing.players.sides.name_team("", team)
@@ -241,11 +241,11 @@ def rivals() -> tuple[Playing, Playing, Rivals]:
         playing.open(RivalsLeague(league, playing.players.sides, playing.numbers, name, group.lock))
         playing.begin()
     assert group.teams == {0, 1}
-    return behaviours["striker"], behaviours["keeper"], league
+    return list(behaviours.values()), league
 
 
 async def test_behaviours_that_play_different_teams_learn_in_turns_against_each_other_s_past() -> None:
-    striker, keeper, league = rivals()
+    (striker, keeper), league = rivals(0, 1)
     for learns, other, env_steps in ((striker, keeper, 0), (keeper, striker, 1000)):
         striker.players.sides.env_steps = env_steps
         actors = {
@@ -269,6 +269,19 @@ async def test_behaviours_that_play_different_teams_learn_in_turns_against_each_
     actor = await keeper.start("keeper again", 1)
     await finish(actor, reward=1.0)
     assert keeper.numbers.summary()["league_win_rate.champion"] == 1.0
+
+
+async def test_a_game_s_result_is_in_the_trial_of_each_behaviour_of_the_team_that_learns() -> None:
+    (striker, keeper, defender), _ = rivals(0, 1, 0)
+    actors = [
+        await playing.start(f"game-agent-{playing.players.name}", team)
+        for playing, team in ((striker, 0), (keeper, 1), (defender, 0))
+    ]
+    for actor, reward in zip(actors, (1.0, -1.0, 1.0), strict=True):
+        await tick(actor)
+        await finish(actor, reward=reward)
+    rates = [playing.numbers.summary().get("league_win_rate.past") for playing in (striker, keeper, defender)]
+    assert rates == [1.0, None, 1.0]
 
 
 @pytest.mark.parametrize(
