@@ -12,7 +12,7 @@ from typing import Literal
 from brayx.console.documents import Document
 from brayx.jobs.progress import lost_of
 from brayx.metrics.declarations import WINDOW_GAMES
-from brayx.metrics.totals import RETURN_ERROR
+from brayx.metrics.totals import RETURN_ERROR, points_of
 
 _FAILING, _LOSING = 0.5, 0.05
 """Shares of lost games from which a job counts as failing, and as losing games."""
@@ -176,7 +176,7 @@ def _unfed(numbers: dict[str, float], up_s: float, sessions: int) -> VerdictDocu
 
 def _leader(numbers: dict[str, float]) -> VerdictDocument:
     """Who leads a league. Its mean return says nothing, since its players play each other."""
-    points = {name.partition(".")[2]: value for name, value in numbers.items() if name.startswith("league_points.")}
+    points = points_of(numbers)
     if not points:
         return VerdictDocument(state="starting", reason=BEGINS)
     leader = max(points, key=lambda player: points[player])

@@ -28,6 +28,7 @@ from brayx.faults import AGENTS_LOGGER, fault_id
 from brayx.logs import one_line
 from brayx.metrics import significant
 from brayx.metrics.totals import (
+    BEHAVIOUR_POINTS,
     BEHAVIOUR_RETURN,
     FAILED_IN_WINDOW,
     FRAGMENTS_IN_WINDOW,
@@ -36,6 +37,7 @@ from brayx.metrics.totals import (
     LOST_IN_WINDOW,
     OVERLOADED_IN_WINDOW,
     mean_return,
+    points_of,
 )
 
 _LINE_EVERY_S = 5.0
@@ -57,7 +59,7 @@ def _pace(numbers: Mapping[str, float]) -> tuple[str, str]:
 
 def standing(numbers: Mapping[str, float]) -> str:
     """A league's leader among its players, its champion, pool and games; empty without a league."""
-    points = {name.partition(".")[2]: value for name, value in numbers.items() if name.startswith("league_points.")}
+    points = points_of(numbers)
     if not points:
         return ""
     leader = max(points, key=lambda player: points[player])
@@ -67,13 +69,16 @@ def standing(numbers: Mapping[str, float]) -> str:
     return f"leader {leader} {points[leader]:.0f} points, {crowned}, pool {pool}, {games} games"
 
 
-def returns(numbers: Mapping[str, float]) -> dict[str, str]:
-    """The mean return of each of several behaviours; empty: the job trains one model."""
-    return {
-        name.removeprefix(BEHAVIOUR_RETURN): "-" if math.isnan(value) else significant(value)
-        for name, value in numbers.items()
-        if name.startswith(BEHAVIOUR_RETURN)
-    }
+def results(numbers: Mapping[str, float]) -> dict[str, tuple[str, str]]:
+    """``return`` or ``points``, and its value, of each of several behaviours; empty: the job trains one model."""
+    shown: dict[str, tuple[str, str]] = {}
+    for name, value in numbers.items():
+        if name.startswith(BEHAVIOUR_RETURN):
+            behaviour = name.removeprefix(BEHAVIOUR_RETURN)
+            points = numbers.get(BEHAVIOUR_POINTS + behaviour)
+            mean = "-" if math.isnan(value) else significant(value)
+            shown[behaviour] = ("return", mean) if points is None else ("points", number(points))
+    return shown
 
 
 def milliseconds(value: float | None) -> str:
@@ -308,8 +313,11 @@ class Progress:
         get = numbers.get
         (what, pace), dropped = _pace(numbers), _dropped(numbers)
         lag = f"  lag {number(get('lag_versions'), '.1f')} versions" if "lag_versions" in numbers else ""
-        of_behaviours = ", ".join(f"{name} {mean}" for name, mean in returns(numbers).items())
-        result = standing(numbers) or f"return {of_behaviours or mean_return(numbers)}"
+        of_behaviours: dict[str, list[str]] = {}
+        for name, (kind, value) in results(numbers).items():
+            of_behaviours.setdefault(kind, []).append(f"{name} {value}")
+        result = ", ".join(f"{kind} {', '.join(values)}" for kind, values in of_behaviours.items())
+        result = result or standing(numbers) or f"return {mean_return(numbers)}"
         return (
             f"{number(get('env_steps', 0.0))} env steps  {result}  "
             f"{pace} {what}  version {number(get('policy_version'))}{lag}"
@@ -327,9 +335,10 @@ class Progress:
             table.add_column(justify="left", min_width=8)
         sessions = f"{number(get('sessions_active'))} from {gamecores} gamecore{'s' * (gamecores != 1)}"
         players = ("workers", f"{workers}") if workers and not gamecores else ("sessions", sessions)
-        target = f" / {self._target:g}" if self._target is not None else ""
+        target, points = f" / {self._target:g}" if self._target is not None else "", points_of(numbers)
         table.add_row(
-            "return", f"[bold]{mean_return(numbers)}[/bold]{target}",
+            *(("points", f"[bold]{max(points.values()):.0f}[/bold]") if points
+              else ("return", f"[bold]{mean_return(numbers)}[/bold]{target}")),
             "env steps", number(steps),
             *_pace(numbers),
             "tick p50/p99 ms", f"{milliseconds(get('tick_seconds.p50'))} / {milliseconds(get('tick_seconds.p99'))}",
@@ -346,14 +355,15 @@ class Progress:
             "learner waits", number(100 * get("learner_wait_fraction", math.nan), ".0f") + " %",
             "dropped", _dropped(numbers),
         )  # fmt: skip
-        of_behaviours = returns(numbers)
+        of_behaviours = results(numbers)
         num_steps = self._num_steps * max(len(of_behaviours), 1)  # each learns so many
         bar = ProgressBar(total=max(num_steps, 1), completed=min(steps, num_steps), width=72)
         heading = f"[bold]{self._title}[/bold]  {time.monotonic() - self._began:.0f} s"
         lines: list[RenderableType] = [Text.from_markup(heading), Padding(bar, 0), table]  # a bare bar ends no line
-        if league := standing(numbers):
+        if not of_behaviours and (league := standing(numbers)):
             lines.append(Text(league, style="bold"))
-        lines += [Text(f"return of {name}: {mean}{target}", style="bold") for name, mean in of_behaviours.items()]
+        for name, (what, value) in of_behaviours.items():
+            lines.append(Text(f"{what} of {name}: {value}{target if what == 'return' else ''}", style="bold"))
         lines += [Text(line, style="red") for line in errors]
         if note:
             lines.append(Text(note[:160], style="yellow"))

@@ -6,14 +6,14 @@ It is the same for every host. Knows nothing of where a job ran.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from brayx.errors import BrayxError, ModelError, ModelNotFound
 from brayx.jobs.champion import best_of, register_best
 from brayx.jobs.config import JobConfig, pool_name
-from brayx.jobs.progress import milliseconds, number
+from brayx.jobs.progress import milliseconds, number, standing
 from brayx.logs import one_line
 from brayx.metrics import games_text, significant
 from brayx.metrics.totals import FAILED_IN_WINDOW, GAMES
@@ -120,8 +120,9 @@ class TrainResult:
         return [*rollouts, *([door] if ticks else [])]
 
 
-def end_reason(config: TrainerConfig, learned: TrainingSummary | None) -> str:
-    """One line on why a training ended, with the return and the number of games of its last checkpoint.
+def end_reason(config: TrainerConfig, learned: TrainingSummary | None, numbers: Mapping[str, float]) -> str:
+    """One line on why a training ended, with the return and the number of games of its last checkpoint; of a league,
+    with its standing.
 
     After ``target_return`` that checkpoint is the best one, which `promote` registers. Otherwise an earlier one may be
     better, and the message of `promote` names both.
@@ -129,12 +130,14 @@ def end_reason(config: TrainerConfig, learned: TrainingSummary | None) -> str:
     Args:
         config: options of the trainer.
         learned: the learner's summary; None: it was interrupted, and the same command resumes it.
+        numbers: the last numbers of the training.
     """
     if learned is None:
         return "interrupted, so no version is registered; the same command resumes this trial"
     over = f"over the last {games_text(learned.return_games)}"
     few = f"fewer than {config.target_games} games (`target_games`) were finished"
     played = f"mean return {significant(learned.return_mean)} {over}" if learned.return_games else few
+    played = standing(numbers) or played
     if learned.reason == "target_return":
         return f"target_return {config.target_return:g} reached {over}: mean return {significant(learned.return_mean)}"
     if learned.reason == "num_steps":

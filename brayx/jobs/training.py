@@ -296,7 +296,7 @@ class JobTraining(abc.ABC):
             reason="" if summary is None else summary.reason,
             began=began,
             errors=tuple(error_lines(numbers, notes)),
-            ended=end_reason(config, summary),
+            ended=end_reason(config, summary, numbers),
         )
 
     def _keep_after_error(self, _: object, error: BaseException | None, __: object) -> None:

@@ -249,7 +249,7 @@ class LeagueTraining(Trainees[T]):
             self._numbers_at, self._games_then = now, games
             standings, champion = self._host.league.standings(), self._host.league.champion()
             for row in standings:
-                if not row.member.version:
+                if not row.member.version and self._host.league.rival in ("", row.member.player):
                     self._host.numbers.add("league_points", row.points, label=row.member.player)
             snapshots = [row for row in standings if row.member.version and row.member.player in self._config.learners]
             self._host.numbers.add("league_pool", len(snapshots))

@@ -59,8 +59,8 @@ _ERROR = "error"
 _RETURN = "episode_return.last100"
 _ADDED = {GAMES, GAMES_IN_WINDOW, FAILED_IN_WINDOW, OVERLOADED_IN_WINDOW, FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW}
 _ADDED |= {TICKS_THIS_RUN, *RATED.values()}
-BEHAVIOUR_RETURN = "behaviour_return."
-"""Prefix of the mean returns of several behaviours, see `joined`."""
+BEHAVIOUR_RETURN, BEHAVIOUR_POINTS = "behaviour_return.", "behaviour_points."
+"""Prefixes of the mean returns and ratings of several behaviours, see `joined`."""
 
 
 def mean_return(numbers: Mapping[str, float]) -> str:
@@ -70,6 +70,11 @@ def mean_return(numbers: Mapping[str, float]) -> str:
     return f"{'-' if math.isnan(mean) else significant(mean)} ({games})"
 
 
+def points_of(numbers: Mapping[str, float]) -> dict[str, float]:
+    """The ratings of a league's players by their names; empty without a league."""
+    return {name.partition(".")[2]: value for name, value in numbers.items() if name.startswith("league_points.")}
+
+
 def joined(numbers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """The numbers of several behaviours as of one training: counts and rates are added, all others are the first one's.
 
@@ -77,7 +82,8 @@ def joined(numbers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         numbers: of each behaviour, as from `Totals.snapshot`.
 
     Returns:
-        With several behaviours also the mean return of each, as ``behaviour_return.NAME``.
+        With several behaviours also the mean return of each, as ``behaviour_return.NAME``, and the rating of each that
+        has self-play, as ``behaviour_points.NAME``.
     """
     first, *others = numbers.values()
     whole = dict(first)
@@ -88,6 +94,8 @@ def joined(numbers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
                 whole[name] = whole.get(name, 0.0) + value
     if others:
         whole |= {f"{BEHAVIOUR_RETURN}{name}": part.get(_RETURN, math.nan) for name, part in numbers.items()}
+        rated = {name: max(points_of(part).values(), default=None) for name, part in numbers.items()}
+        whole |= {f"{BEHAVIOUR_POINTS}{name}": rating for name, rating in rated.items() if rating is not None}
     return whole
 
 

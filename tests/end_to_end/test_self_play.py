@@ -9,6 +9,7 @@ import json
 import re
 import threading
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ CONTRACT = {
     "actions": {"say": {"kind": "discrete", "size": 6}},
 }
 DOOR = r"(?:connects to|the door is) (http://[\d.:]+)"
+DUEL = [{**CONTRACT, "team": team} for team in range(2)]
 RIVALS = [{**CONTRACT, "behaviour": behaviour, "team": team} for team, behaviour in enumerate(("striker", "keeper"))]
 LENGTH = 6
 ALONE = 8
@@ -41,11 +43,9 @@ OPTIONS = (
 class Duel(Side):
     """A game of two teams that say numbers: the greater sum wins. Only the end is rewarded."""
 
-    contracts: Any = [{**CONTRACT, "team": team} for team in range(2)]
-
-    def duel(self) -> None:
+    def duel(self, contracts: Sequence[Mapping[str, Any]] = DUEL) -> None:
         sessions, sums = [uuid.uuid4().hex for _ in range(2)], [0, 0]
-        for session, contract in zip(sessions, self.contracts, strict=True):
+        for session, contract in zip(sessions, contracts, strict=True):
             self.post("start", session, **contract)
         for _ in range(LENGTH):
             for team, session in enumerate(sessions):
@@ -56,9 +56,11 @@ class Duel(Side):
 
 
 class OfRivals(Duel):
-    """The same, and each team is a behaviour."""
+    """The same, and then one of which each team is a behaviour."""
 
-    contracts = RIVALS
+    def duel(self, contracts: Sequence[Mapping[str, Any]] = DUEL) -> None:
+        super().duel(contracts)
+        super().duel(RIVALS)
 
 
 class Duels:
@@ -110,8 +112,10 @@ def test_teams_are_learned_by_self_play(tmp_path: Path) -> None:
         assert re.search(r"main:\d+ .*champion", standings)
 
 
-def test_behaviours_of_different_teams_learn_against_each_other_s_past(tmp_path: Path) -> None:
-    (tmp_path / "rivals.json").write_text(json.dumps(RIVALS))
+def test_behaviours_of_different_teams_learn_against_each_other_s_past_beside_one_that_plays_itself(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "rivals.json").write_text(json.dumps([DUEL[0], *RIVALS]))
     options = setting(*FREE_PORTS, *OPTIONS, "contract=rivals.json", "self_play.snapshot_every=200")
     with (
         brayx(tmp_path, "train", "game.yaml", *options, environment=without_ray(tmp_path)) as train,
@@ -122,6 +126,7 @@ def test_behaviours_of_different_teams_learn_against_each_other_s_past(tmp_path:
         assert door is not None
         duels = Duels(door[1], OfRivals)
         duels.may_learn.set()  # a trial is open once something was learned
+        train.until(train.says("behaviour 'duel' has teams 0, 1: one learns"), "the first one plays itself")
         for team, behaviour in enumerate(("striker", "keeper")):
             train.until(train.says(f"behaviour '{behaviour}' has team {team}: while another team learns"), "it begins")
         for behaviour in ("striker", "keeper"):
@@ -130,5 +135,5 @@ def test_behaviours_of_different_teams_learn_against_each_other_s_past(tmp_path:
         assert train.ended() in (0, 130)
         duels.join()
     for behaviour in ("striker", "keeper"):
-        (trial,) = trials(tmp_path, "game")["main" if behaviour == "striker" else behaviour]
+        (trial,) = trials(tmp_path, "game")[behaviour]
         assert find(f"models:/game-{behaviour}/1", trial.uri).run_id == trial.run_id

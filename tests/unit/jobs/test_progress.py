@@ -47,6 +47,9 @@ def test_several_behaviours_have_a_return_each() -> None:
     with Progress("p / t", num_steps=100, console=Console(file=out, width=200)) as progress:
         progress.update(numbers)
     assert "13,000 env steps  return chaser 123.4, runner 0.25, late -  2,222 ticks/s" in out.getvalue()
+    numbers = joined({"chaser": NUMBERS, "duel": {"league_points.main": 1312.4, "episode_return.last100": 0.0}})
+    assert "points of duel: 1,312" in drawn(numbers)
+    assert "return of duel" not in drawn(numbers)
 
 
 def test_a_line_every_so_many_updates() -> None:
@@ -273,5 +276,6 @@ def test_a_league_shows_its_leader_instead_of_a_return() -> None:
         progress.update({**NUMBERS, **league})
     assert text in out.getvalue()
     assert "return" not in out.getvalue()
+    assert "return" not in drawn({**NUMBERS, **league})
     crowned = text.replace("no champion", "champion version 7")
     assert crowned in drawn({**NUMBERS, **league, "league_champion": 7.0})

@@ -64,11 +64,18 @@ def ended(reason, mean, games):
     ids=["target", "steps", "few games", "stream", "interrupted"],
 )  # fmt: skip
 def test_why_a_training_ended_is_the_last_line(tracking_db, learned, line):
-    assert end_reason(TRAINER.model_copy(update={"target_return": 0.8}), learned) == line
+    assert end_reason(TRAINER.model_copy(update={"target_return": 0.8}), learned, {}) == line
     result = TrainResult(
         Trial.open("p", "t", tracking_db), {}, True, "p", 1, 1.0, [], "champion: p version 1", ended=line
     )
     assert result.summary().splitlines()[-1].strip() == line
+
+
+def test_a_league_ends_with_its_standing_instead_of_a_return() -> None:
+    numbers = {"league_points.main": 1312.0, "league_champion": 7.0, "league_pool": 12.0, "games": 3400.0}
+    assert end_reason(TRAINER, ended("num_steps", 21.5, 40), numbers) == (
+        "num_steps 1,000,000 reached: leader main 1312 points, champion version 7, pool 12, 3,400 games"
+    )
 
 
 UNEXPORTABLE = """
@@ -244,12 +251,12 @@ def learned(request, tmp_path, tracking_db, monkeypatch):
 
         if request.param == "Ray":
             trial = Trial.open("p", "t", tracking_db)
-            last = end_reason(config, run(CheckpointKeeper(trial, 1)))
+            last = end_reason(config, run(CheckpointKeeper(trial, 1)), {})
             _, outcome = promote(job, config, pytest.fail, lambda function, *args: function(trial, *args))
         else:
             clerk = Clerk("p", "t", tracking_db, {}, kept=1)
             try:
-                last = end_reason(config, run(clerk))
+                last = end_reason(config, run(clerk), {})
                 clerk.settle()
                 _, outcome = promote(job, config, pytest.fail, clerk.call)
             finally:
