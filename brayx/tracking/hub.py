@@ -155,11 +155,12 @@ class Hub(Inbox):
                 self._intervals_lost += 1
             try:
                 while self._unwritten:
-                    self._trial.log_metrics(*self._unwritten[0])
+                    interval = self._unwritten[0]
+                    self._trial.log_metrics(*interval)
                     self._unwritten.popleft()
-                if self._trial.tensorboard:
-                    with writing_events(self._trial):
-                        events_of(self._trial.tensorboard).scalars(numbers, step)
+                    if self._trial.tensorboard:
+                        with writing_events(self._trial):
+                            events_of(self._trial.tensorboard).scalars(*interval)
                 if shapes:
                     log_shapes(self._trial, shapes, step)
                 for name in sorted(own_sums):

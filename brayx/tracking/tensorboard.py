@@ -56,9 +56,9 @@ class Events:
         self._lock = threading.Lock()
         self._write(0, file_version=_FILE_VERSION)
 
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Adds a point to the curves of these names."""
-        self._values(step, [{"tag": name, "simple_value": value} for name, value in values.items()])
+    def scalars(self, values: Mapping[str, float], step: int, at_s: float) -> None:
+        """Adds a point, measured at Unix time ``at_s``, to the curves of these names."""
+        self._values(step, [{"tag": name, "simple_value": value} for name, value in values.items()], at_s)
 
     def histograms(self, shapes: Mapping[str, Bars], step: int) -> None:
         """Adds distributions by name."""
@@ -78,15 +78,15 @@ class Events:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _values(self, step: int, values: list[dict[str, Any]]) -> None:
+    def _values(self, step: int, values: list[dict[str, Any]], at_s: float | None = None) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary
 
-        self._write(step, summary=Summary(value=[Summary.Value(**fields) for fields in values]))
+        self._write(step, at_s, summary=Summary(value=[Summary.Value(**fields) for fields in values]))
 
-    def _write(self, step: int, **content: Any) -> None:
+    def _write(self, step: int, at_s: float | None = None, **content: Any) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
 
-        record = Event(wall_time=time.time(), step=step, **content).SerializeToString()
+        record = Event(wall_time=at_s or time.time(), step=step, **content).SerializeToString()
         with self._lock:
             self._records.write(record)
             self._file.flush()

@@ -13,6 +13,7 @@ import os
 import re
 import secrets
 import time
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -207,8 +208,7 @@ class Trial:
 
     def params(self) -> dict[str, str]:
         """The options that `log_params` wrote, as text."""
-        with telling(f"cannot read params of trial {self.name!r}"):
-            return dict(self._run().data.params)
+        return dict(self._run().data.params)
 
     def log_params(self, params: Mapping[str, Any]) -> None:
         """Writes options, nested ones with dotted names.
@@ -218,18 +218,15 @@ class Trial:
         """
         from mlflow.entities import Param
 
+        params_by_key = ChainMap[str, str]({}, self.params())
+        for name, value in _flat(params):
+            key, count = _metric_name(name), 1
+            while params_by_key.setdefault(key, value) != value:
+                count += 1
+                number = f":{count}"
+                key = shortened(_metric_name(name), _MAX_KEY_CHARS - len(number)) + number
+        fresh = [Param(*param) for param in params_by_key.maps[0].items()]
         with telling(f"cannot write params of trial {self.name!r}"):
-            written = dict(self._run().data.params)
-            fresh = []
-            for name, value in _flat(params):
-                key, count = _metric_name(name), 1
-                while key in written and written[key] != value:
-                    count += 1
-                    number = f":{count}"
-                    key = shortened(_metric_name(name), _MAX_KEY_CHARS - len(number)) + number
-                if key not in written:
-                    written[key] = value
-                    fresh.append(Param(key, value))
             for start in range(0, len(fresh), 100):
                 client_of(self.uri).log_batch(self.run_id, params=fresh[start : start + 100])
 
@@ -244,8 +241,7 @@ class Trial:
 
     def log_dict(self, values: Mapping[str, Any], artifact_file: str) -> None:
         """Saves JSON values as ``artifact_file`` (``histograms.json``)."""
-        with telling(f"cannot save {artifact_file} of trial {self.name!r}"):
-            client_of(self.uri).log_dict(self.run_id, dict(values), artifact_file)
+        self.log_text(json.dumps(values, indent=2), artifact_file)
 
     def log_text(self, text: str, artifact_file: str) -> None:
         """Saves a text as ``artifact_file`` (``model/layers.txt``)."""
@@ -366,10 +362,11 @@ class Trial:
 
     def prune_checkpoints(self, keep_last: int, best_by: str | None = None) -> None:
         """Deletes all but the ``keep_last`` newest checkpoints and the best by the metric ``best_by``."""
-        keep = {checkpoint.step for checkpoint in self.checkpoints()[-keep_last:]} if keep_last > 0 else set()
+        checkpoints = self.checkpoints()
+        keep = checkpoints[-keep_last:] if keep_last > 0 else []
         best = self.best_checkpoint(best_by) if best_by else None
-        for checkpoint in self.checkpoints():
-            if checkpoint.step in keep or (best and checkpoint.step == best.step):
+        for checkpoint in checkpoints:
+            if checkpoint in (*keep, best):
                 continue
             with telling(f"cannot delete a checkpoint of trial {self.name!r}"):
                 # The tag first: a kill between the two leaves unused files, not a checkpoint without files.

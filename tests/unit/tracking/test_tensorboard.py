@@ -8,12 +8,15 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from mlflow.tracking import MlflowClient
 from onnx import TensorProto, helper
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from brayx.engines.onnx import standalone
+from brayx.metrics import Recorder
 from brayx.nets.mlp import ActorCritic
 from brayx.tracking import Trial
+from brayx.tracking.hub import Hub
 from brayx.tracking.tensorboard import ONNX_FILE, Events, log_onnx
 from tests.unit.tracking.pushed import BARS, written
 
@@ -34,6 +37,25 @@ def test_tensorboard_reads_curves_and_distributions_at_their_steps(tracking_db: 
     assert list(shape.bucket_limit)[1:] == list(BARS.edges)[1:]
     assert list(shape.bucket)[1:] == list(BARS.counts)
     assert (shape.sum, shape.sum_squares) == (3 * 0.5 + 3.0, 3 * 0.25 + 9.0)
+
+
+def test_intervals_that_mlflow_takes_late_reach_tensorboard(tracking_db: str, tmp_path: Path) -> None:
+    trial = Trial.open("p", "t", tracking_db, tensorboard=str(tmp_path / "board"))
+    hub, recorder = Hub(trial, interval_s=600.0), Recorder()
+    for step in (100, 200, 300):
+        if step == 100:
+            trial.delete()  # writing to a deleted run is refused
+        if step == 300:
+            MlflowClient(tracking_db).restore_run(trial.run_id)
+        recorder.add("env_steps", 100)
+        recorder.add("loss", float(step))
+        hub.push(recorder.drain())
+        hub.flush()
+    hub.close()
+    events = EventAccumulator(trial.tensorboard).Reload().Scalars("learner/loss")
+    assert [(event.step, event.value) for event in events] == [(step, step) for step in (100, 200, 300)]
+    logged = MlflowClient(tracking_db).get_metric_history(trial.run_id, "learner/loss")
+    assert [event.wall_time for event in events] == pytest.approx([point.timestamp / 1e3 for point in logged], abs=1e-3)
 
 
 def test_a_resumed_trial_goes_on_in_its_folder_and_children_are_in_their_parents(
