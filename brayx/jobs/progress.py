@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import re
 import sys
 import threading
 import time
@@ -43,6 +44,8 @@ from brayx.metrics.totals import (
 _LINE_EVERY_S = 5.0
 _MAX_LINES = 100
 """Lines of a traceback that are shown: the last ones."""
+_COUNT = re.compile(r"\d[\d,.]*( \w+)?")
+"""A count with the word that it counts, such as ``2 gamecores``."""
 _COUNTED = ("errors", "fragments", "frames", "games", "gamecores", "ranks", "ticks")
 
 
@@ -232,7 +235,8 @@ class Progress:
         self._last_line = 0.0
         self._last_interval = 0.0
         self._last_note = ""
-        self._last_errors: list[str] = []
+        self._num_errors = 0
+        self._said: set[str] = set()
         self._began = time.monotonic()
         self._drawing = threading.Lock()
 
@@ -289,11 +293,12 @@ class Progress:
         note = "; ".join(filter(None, [_not_written(numbers), "" if errors else note]))
         if self._show is not None:
             self._show(Padding(self._panel(numbers, gamecores, workers, note, errors), 0))
-        elif self._line_is_due(numbers) or len(errors) > len(self._last_errors):
+        elif self._line_is_due(numbers) or len(errors) > self._num_errors:
             self.say(self._line(numbers))
-            if errors != self._last_errors:
-                self._last_errors = list(errors)
-                for line in errors:
+            self._num_errors = len(errors)
+            for line in errors:
+                if (words := _COUNT.sub("", line)) not in self._said:  # the job's result has the last counts
+                    self._said.add(words)
                     self._console.print(f"          {line}", markup=False, highlight=False, style="red", soft_wrap=True)
             if note and note != self._last_note:
                 self._last_note = note

@@ -143,14 +143,21 @@ def test_a_line_is_not_broken_where_there_is_no_terminal() -> None:
     assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["t", "word", "versions", "error", "continues"]
 
 
-def test_the_first_error_of_an_agent_is_shown_at_once() -> None:
+def test_a_cause_of_errors_is_shown_at_once_and_once() -> None:
     out = io.StringIO()
-    with Progress("t", num_steps=100, log_interval=10, console=Console(file=out, width=200)) as progress:
-        progress.update(NUMBERS)
-        progress.update(NUMBERS, errors=["1 error in on_episode"])
-        progress.update(NUMBERS, errors=["2 errors in on_episode"])
-    assert "1 error in" in out.getvalue()
-    assert "2 errors in" not in out.getvalue(), "the next error comes with the next line"
+    with Progress("t", num_steps=100, log_interval=1, console=Console(file=out, width=200)) as progress:
+        progress.update({**NUMBERS, "updates": 1})
+        progress.update({**NUMBERS, "updates": 1}, errors=["1 error in on_episode; the newest: KeyError"])
+        for updates in (2, 3):
+            errors = [f"{updates} errors in on_episode; the newest: KeyError", f"lost: {updates} of the last 100 games"]
+            progress.update({**NUMBERS, "updates": updates}, errors=errors)
+        progress.update({**NUMBERS, "updates": 4}, errors=["5 errors in on_episode; the newest: ValueError"])
+    lines = [line.strip() for line in out.getvalue().splitlines() if "env steps" not in line]
+    assert lines[1:] == [
+        "1 error in on_episode; the newest: KeyError",
+        "lost: 2 of the last 100 games",
+        "5 errors in on_episode; the newest: ValueError",
+    ]
 
 
 def test_failed_writes_are_shown_before_the_games_note() -> None:
