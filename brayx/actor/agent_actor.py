@@ -12,6 +12,7 @@ import pickle
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import brayx.clock as clock
@@ -206,7 +207,8 @@ class AgentActor(Actor):
             self._services = self._models.shared
             self._agents = self._make_agents(state)
             reply = codec.started(state.output) if player.reply is None else dumps_json(player.reply).encode()
-            self._logs = SessionLogs(factory.recorders, session, body, player.label, self._recorded_for, reply)
+            alias = next((arm.alias for arm in self._models.arms.values()), "")
+            self._logs = SessionLogs(factory.recorders, session, body, player.label, self._recorded_for, reply, alias)
             self._logs.trace(self._traceparent or _traceparent_in(start))
             self._watch_forwards()
         except BaseException:
@@ -332,7 +334,7 @@ class AgentActor(Actor):
                 self._report(result)
                 self._player.leave("stop")  # before the reply: its receiver can rely on the stored result
             self._episodes.states.append(state)
-            self._logs.stop(body)
+            self._logs.stop(body, _outcome(state.input))
         self._leave_game()  # now, so that the game's other sessions do not wait until the session's id is free
         return b"Game Stopped"
 
@@ -468,3 +470,9 @@ def _traceparent_in(start: Any) -> str:
     """The ``traceparent`` in a start's parsed body; empty: there is none."""
     value = start.get("traceparent") if isinstance(start, dict) else None
     return value if isinstance(value, str) else ""
+
+
+def _outcome(stop: Any) -> str:
+    """``terminated`` or ``truncated``, as a stop's parsed body says; empty: it says neither."""
+    value = stop.get if isinstance(stop, dict) else partial(getattr, stop)
+    return next((name for name in ("terminated", "truncated") if value(name, False) is True), "")

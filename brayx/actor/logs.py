@@ -57,8 +57,11 @@ class SessionLog:
         through another replica), ``skipped N`` and ``resumed``. A tick may have several.
         """
 
-    def stop(self, body: bytes) -> None:
-        """Adds the body of the session's stop, which follows its last tick; not called for a stop without one."""
+    def stop(self, body: bytes, outcome: str) -> None:
+        """Adds the body of the session's stop, which follows its last tick; not called for a stop without one.
+
+        ``outcome`` is ``terminated`` or ``truncated`` if the body says so; else empty.
+        """
 
     def keep(self, why: str) -> None:
         """Keeps the session even if it was not chosen at its start; ``why`` is the reason."""
@@ -77,7 +80,7 @@ class SessionLogOpener(Protocol):
     def on_request(self) -> bool:
         """Whether it keeps every session whose start asks for it."""
 
-    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes) -> SessionLog | None:
+    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes, alias: str) -> SessionLog | None:
         """Opens the log of a new session; None: this session is not kept.
 
         Args:
@@ -86,6 +89,7 @@ class SessionLogOpener(Protocol):
             player: its player in a league; else empty.
             why: reason to keep it in any case, such as `REQUESTED`; empty: the recorder chooses.
             reply: reply to its start.
+            alias: alias of the registered version that plays it; empty: it is played by the newest weights.
         """
 
 
@@ -94,7 +98,7 @@ class SessionLogs:
 
     Args:
         recorders: may each open a log.
-        session, start, player, why, reply: as for `SessionLogOpener.open`.
+        session, start, player, why, reply, alias: as for `SessionLogOpener.open`.
 
     Attributes:
         taking: the logs that take ticks.
@@ -108,8 +112,9 @@ class SessionLogs:
         player: str = "",
         why: str = "",
         reply: bytes = b"",
+        alias: str = "",
     ) -> None:
-        opened = [recorder.open(session, start, player, why, reply) for recorder in recorders]
+        opened = [recorder.open(session, start, player, why, reply, alias) for recorder in recorders]
         self._all = tuple(log for log in opened if log is not None)
         self.taking: tuple[SessionLog, ...] = ()
         self._choose()
@@ -155,10 +160,10 @@ class SessionLogs:
         for log in self._all:
             log.event(what, last=last)
 
-    def stop(self, body: bytes) -> None:
+    def stop(self, body: bytes, outcome: str) -> None:
         """See `SessionLog.stop`."""
         for log in self._all:
-            log.stop(body)
+            log.stop(body, outcome)
 
     def keep(self, why: str) -> None:
         """See `SessionLog.keep`."""

@@ -22,6 +22,10 @@ class ArmLike(Protocol):
     """The model version of a session, by an alias; pickles."""
 
     @property
+    def alias(self) -> str:
+        """The alias."""
+
+    @property
     def label(self) -> str:
         """Label in metrics."""
 

@@ -62,7 +62,7 @@ class TickTracing:
         provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         return cls(provider, recorder)
 
-    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes) -> SessionLog:
+    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes, alias: str) -> SessionLog:
         """See `SessionLogOpener.open`."""
         return _TickSpans(self._tracer, self._recorder, session)
 

@@ -187,7 +187,7 @@ def console_application(job: JobConfig, uri: str, *, actor: str = "") -> serve.A
     )
     directory = _directory(job, only("actor", job.actors, actor))
     application: serve.Application = deployment.bind(
-        job.project, directory, job.console_host, job.console_port, words_of(job, uri)
+        job.project, directory, job.console_host, job.console_port, words_of(job, uri), bool(job.leagues)
     )
     return application
 
@@ -219,13 +219,17 @@ class ConsoleReplica:
         directory: name of the actor's session directory.
         host, port: where it listens; port 0: a free one.
         words: arguments of the console's process.
+        league: whether the job serves a league.
 
     Raises:
         StartupError: the port is taken.
     """
 
-    def __init__(self, project: str, directory: str, host: str, port: int, words: tuple[str, ...]) -> None:
-        self._project, self._sessions = project, ReplicaSessions(directory)
+    def __init__(
+        self, project: str, directory: str, host: str, port: int, words: tuple[str, ...], league: bool
+    ) -> None:
+        self._head = {"mode": "serve", "project": project, "league": league}
+        self._sessions = ReplicaSessions(directory)
         parts = ConsoleJob(self._facts, self._sessions, self._sessions.set_share)
         until = time.monotonic() + _PORT_S
         while True:
@@ -252,7 +256,7 @@ class ConsoleReplica:
     def _facts(self) -> dict[str, Any]:
         facts = self._sessions.facts()
         ingress = self._ingress(facts.pop("application", ""))
-        return {"mode": "serve", "project": self._project, **facts, "doors": facts.get("doors", {}) | ingress}
+        return {**self._head, **facts, "doors": facts.get("doors", {}) | ingress}
 
     def _ingress(self, application: str) -> dict[str, str]:
         """The URL of the served actor at Serve's ingress, if it has one."""

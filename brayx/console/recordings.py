@@ -27,7 +27,7 @@ from brayx.console.ticks import RecordedCurvesDocument, TickDocument, body_of, t
 from brayx.errors import BadRecording, BrayxError, RecordingUnknown
 from brayx.gamecore.contract import Contract
 from brayx.recording import reader
-from brayx.recording.columns import texts
+from brayx.recording.columns import TickColumns, texts
 from brayx.recording.frames import png
 
 _LISTING_S = 2.0
@@ -63,10 +63,14 @@ class RecordingDocument(Document):
     ticks: int
     began_s: float
     end: str
+    """Why it ended: ``terminated``, ``truncated``, or the reason for the session's end; empty: it runs."""
     result: float | None
     player: str
+    alias: str = ""
+    """Alias of the registered version that played it; empty: the weights of a training did."""
     version: int
-    """Policy version of its first tick; 0: not known, or the model as built."""
+    """With ``alias`` the registered version, else the number of the weights at its first tick; 0: not known, or the
+    model as built."""
     why: str
     """Why it was recorded."""
     events: int
@@ -81,9 +85,11 @@ class RecordingDocument(Document):
 class RecordingsQuery(Document):
     """Which recordings are selected; by default all."""
 
-    end: str = Field("", description="only sessions with this end, such as stop")
+    end: str = Field("", description="only sessions with this end, such as terminated")
     player: str = Field("", description="only sessions of this player, such as main or main:7")
-    version: int | None = Field(None, description="only sessions that began with this policy version")
+    version: int | None = Field(
+        None, description="only sessions that began with this registered version, or these weights"
+    )
     errors: bool = Field(False, description="only sessions with errors or other unusual events")
     min_return: float | None = Field(None, description="only sessions with at least this return")
     max_return: float | None = Field(None, description="only sessions with at most this return")
@@ -128,7 +134,9 @@ class RecordedTicksDocument(Document):
     action_labels: list[str] = []
     """Names of the choices of the only discrete action; empty: the contract has none."""
     stop: Any = None
-    """Body of the session's stop; null: it had none, or was not stopped."""
+    """Body of the session's stop, with its first or its last ticks; null: it had none, or was not stopped."""
+    cause: str = ""
+    """The last tick's event, such as the error that ended the session; with its first or its last ticks."""
     first: int
     ticks: list[TickDocument]
     draws_frames: bool = False
@@ -252,6 +260,7 @@ def _recording(episode: reader.Recording) -> RecordingDocument:
         end=episode.end,
         result=episode.result,
         player=episode.player,
+        alias=episode.alias,
         version=episode.version,
         why=episode.why,
         events=episode.events,
@@ -281,19 +290,23 @@ def _ticks(episode: reader.Recording, first: int, count: int) -> RecordedTicksDo
         recording=_recording(episode),
         start=start,
         start_reply=reply,
-        stop=_stop(episode),
         first=first,
         ticks=[*map(tick_of, ticks)],
         **_labels(start),
+        **_end(episode, first, columns),
     )
 
 
-def _stop(episode: reader.Recording) -> Any:
-    """The body of the session's stop; None: it has none, or cannot be read, but other ticks can."""
+def _end(episode: reader.Recording, first: int, columns: TickColumns) -> dict[str, Any]:
+    """``stop`` and ``cause``, from a window's ticks if it has the last one; empty: that cannot be read."""
+    is_last = first + len(columns.number) == len(episode)
+    if not episode.end or (first and not is_last):
+        return {}
     try:
-        return body_of(episode.stop) if episode.end else None
+        last = columns if is_last else episode.read(len(episode) - 1, names=[])
     except BadRecording:
-        return None
+        return {}
+    return {"stop": body_of(last.stop[-1]), "cause": last.event[-1]}
 
 
 def _labels(start: Any) -> dict[str, Any]:

@@ -35,6 +35,10 @@ class TrialDocument(Document):
     """Number of games in the mean return."""
     error: float | None = None
     """Standard error of the mean return."""
+    points: float | None = None
+    """Points of a league's player, or of the league's leader."""
+    seconds: float | None = None
+    """How long it has trained, without interruptions."""
     champion: str
     is_child: bool
     began_s: float = 0.0

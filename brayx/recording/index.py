@@ -38,7 +38,8 @@ class SessionPart:
         start: body of the session's start; bytes that are not UTF-8 become surrogates.
         why: why the session was recorded.
         player: the session's player in a league; empty: there is no league.
-        end: why the session ended; empty: these are not its last ticks.
+        end: why the session ended, ``terminated`` or ``truncated`` if the game's stop says so; empty: these are not its
+            last ticks.
         result: the game's return, in the session's last part, if an agent recorded one.
         events: number of ticks with an event.
         lost: number of ticks lost since the previous part.
@@ -47,6 +48,8 @@ class SessionPart:
         reported: result that the seat reported in a league: ``win``, ``draw``, ``loss`` or a score; empty: none yet.
         frames: number of ticks with a frame.
         start_reply: reply to the session's start, as text like ``start``; empty: an older file, which lacks it.
+        alias: alias of the registered version that plays the session, whose number is ``version``; empty: the newest
+            weights do.
         version: policy version of the part's first tick; 0: not known, or the model as built.
     """
 
@@ -67,6 +70,7 @@ class SessionPart:
     reported: str = ""
     frames: int = 0
     start_reply: str = ""
+    alias: str = ""
     version: int = 0
 
     def after(self, before: Sequence[SessionPart]) -> SessionPart:

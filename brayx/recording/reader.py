@@ -262,8 +262,8 @@ class Recording:
 
     Attributes:
         id: unique id of the episode.
-        session, began, start, start_reply, why, player, version: see `brayx.recording.index.SessionPart`.
-        end: why the session ended; empty: it still runs, or its process was killed.
+        session, began, start, start_reply, why, player, alias, version: see `brayx.recording.index.SessionPart`.
+        end: see `brayx.recording.index.SessionPart`; empty: it still runs, or its process was killed.
         result: the game's return; None: no agent recorded one.
         reported: see `brayx.recording.index.SessionPart`.
         events: number of ticks with an event.
@@ -278,7 +278,7 @@ class Recording:
         self._ends = list(itertools.accumulate(piece.part.ticks for piece in self._pieces))
         first, last = self._pieces[0].part, self._pieces[-1].part
         self.id, self.session, self.began, self.start = first.episode, first.session, first.began, first.start
-        self.start_reply, self.version = first.start_reply, first.version
+        self.start_reply, self.alias, self.version = first.start_reply, first.alias, first.version
         self.why, self.player, self.end, self.result = first.why, first.player, last.end, last.result
         self.reported = last.reported
         self.events = sum(piece.part.events for piece in self._pieces)

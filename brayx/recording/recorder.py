@@ -132,7 +132,7 @@ class SessionRecorder:
         return self.config.on_request
 
     def open(
-        self, session: str, start: bytes, player: str = "", why: str = "", reply: bytes = b""
+        self, session: str, start: bytes, player: str = "", why: str = "", reply: bytes = b"", alias: str = ""
     ) -> RecordedSession | None:
         """See `brayx.actor.logs.SessionLogOpener.open`; None: the recorder is closed."""
         why = why or ("every" if self._is_nth(session) else "")
@@ -142,7 +142,7 @@ class SessionRecorder:
             self._thread = threading.Thread(target=self._work, name="brayx-recorder", daemon=True)
             self._thread.start()
         group = self._groups.setdefault(agent_of(session), TickGroup(self))
-        return RecordedSession(self, group, session, start, player, why, reply)
+        return RecordedSession(self, group, session, start, player, why, reply, alias)
 
     def _is_nth(self, session: str) -> bool:
         """Whether `RecordingConfig.every` selects this session. The sessions of one game count as one."""

@@ -34,7 +34,7 @@ class RecordedSession(SessionLog):
     Args:
         recorder: the recorder, which counts memory and losses.
         group: sends its ticks.
-        session, start, player: as in `brayx.recording.index.SessionPart`.
+        session, start, player, alias: as in `brayx.recording.index.SessionPart`.
         why: why the session is recorded; empty: undecided.
         reply: reply to the session's start.
 
@@ -44,8 +44,9 @@ class RecordedSession(SessionLog):
     """
 
     __slots__ = (
-        "_began_at", "_episode", "_event", "_forwards", "_group", "_limit", "_lost", "_player", "_recorder",
-        "_reported", "_sent", "_session", "_start", "_start_reply", "_ticks", "began", "is_taking", "stop_body", "why",
+        "_alias", "_began_at", "_episode", "_event", "_forwards", "_group", "_limit", "_lost", "_outcome", "_player",
+        "_recorder", "_reported", "_sent", "_session", "_start", "_start_reply", "_ticks", "began", "is_taking",
+        "stop_body", "why",
     )  # fmt: skip
 
     def __init__(
@@ -57,6 +58,7 @@ class RecordedSession(SessionLog):
         player: str,
         why: str,
         reply: bytes,
+        alias: str,
     ) -> None:
         self.why = why
         self._group = group
@@ -66,7 +68,7 @@ class RecordedSession(SessionLog):
         self._session = session
         self._start = start.decode(errors="surrogateescape")
         self._start_reply = reply.decode(errors="surrogateescape")
-        self._player = player
+        self._player, self._alias = player, alias
         self._episode = uuid.uuid4().hex
         self.began = clock.now()
         self._began_at = time.time()
@@ -76,7 +78,7 @@ class RecordedSession(SessionLog):
         self._lost = 0
         self._event = ""
         self._forwards: tuple[Forwarded, ...] = ()
-        self._reported = ""
+        self._reported = self._outcome = ""
         self.stop_body = b""
 
     def tick(self, state: State, body: bytes, reply: bytes, began: float, arrived: float) -> None:
@@ -134,8 +136,9 @@ class RecordedSession(SessionLog):
         else:
             self._event = f"{self._event}, {what}" if self._event else what
 
-    def stop(self, body: bytes) -> None:
+    def stop(self, body: bytes, outcome: str = "") -> None:
         """See `brayx.actor.logs.SessionLog.stop`."""
+        self._outcome = outcome
         if not self._ticks:
             return
         if self._recorder.taken - self._recorder.freed + len(body) > self._limit:
@@ -160,7 +163,7 @@ class RecordedSession(SessionLog):
             self.keep("error")
         self._group.leave()
         if self.why:
-            self._group.send_last(self, reason, result)
+            self._group.send_last(self, self._outcome if reason == "stop" and self._outcome else reason, result)
             self._recorder.metrics.add("recordings", 1.0, label=self.why)
         else:
             self._recorder.taken -= sum(tick[-1] for tick in self._ticks)
@@ -196,4 +199,5 @@ class RecordedSession(SessionLog):
             self._reported,
             0,
             self._start_reply,
+            self._alias,
         )

@@ -279,7 +279,7 @@ class _EndRecorder:
     def __init__(self, game: RecordedGame) -> None:
         self._game = game
 
-    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes) -> SessionLog | None:
+    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes, alias: str) -> SessionLog | None:
         return _EndLog(self._game, session)
 
 

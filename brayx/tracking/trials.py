@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from brayx.metrics import games_text, significant
 from brayx.metrics.charts import CHARTS, RETURN_CHART
-from brayx.metrics.totals import GAMES_IN_WINDOW, RETURN_ERROR
+from brayx.metrics.totals import GAMES_IN_WINDOW, RETURN_ERROR, SECONDS
 from brayx.tables import aligned
 from brayx.tracking.finding import newest_runs
 from brayx.tracking.mlflow_page import page_of
@@ -42,6 +42,8 @@ class TrialRow:
         is_child: it belongs to the trial above, as a player's trial to its league's, and is named after the player.
         run_id: MLflow's id of it.
         began_s, ended_s: Unix times; None: it has not ended.
+        points: points of a league's player, or of the league's leader; None: it is of no league.
+        seconds: how long it has trained, without interruptions; None: not written.
     """
 
     project: str
@@ -57,6 +59,8 @@ class TrialRow:
     ended_s: float | None = None
     error: float | None = None
     page: str = ""
+    points: float | None = None
+    seconds: float | None = None
 
 
 def trials(uri: str, project: str = "") -> list[TrialRow]:
@@ -78,6 +82,7 @@ def trials(uri: str, project: str = "") -> list[TrialRow]:
             if "champion" in model.aliases:
                 version = client.get_model_version_by_alias(model.name, "champion")
                 champions[version.run_id] = f"{model.name} version {version.version}"
+    points = {run.info.run_id: _points(run) for run in runs}
     return [
         TrialRow(
             projects[run.info.experiment_id],
@@ -93,9 +98,21 @@ def trials(uri: str, project: str = "") -> list[TrialRow]:
             run.info.end_time / 1e3 if run.info.end_time else None,
             run.data.metrics.get(CHARTS[RETURN_ERROR]),
             page_of(run.info.experiment_id),
+            max(points[run.info.run_id].values(), default=_points_in_parent(run, points)),
+            run.data.metrics.get(CHARTS[SECONDS]),
         )
         for run, is_child in _below_parents(runs)
     ]
+
+
+def _points(run: Run) -> dict[str, float]:
+    """Points by player, if the run is a league's."""
+    prefix = f"{CHARTS['league_points']}."
+    return {name.removeprefix(prefix): value for name, value in run.data.metrics.items() if name.startswith(prefix)}
+
+
+def _points_in_parent(run: Run, points: Mapping[str, Mapping[str, float]]) -> float | None:
+    return points.get(run.data.tags.get(PARENT_TAG, ""), {}).get(run.info.run_name)
 
 
 def _below_parents(runs: Sequence[Run]) -> list[tuple[Run, bool]]:

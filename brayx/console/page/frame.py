@@ -13,8 +13,9 @@ from typing import Generic, TypeVar
 from nicegui import background_tasks, ui
 
 from brayx.console.documents import ResultDocument
+from brayx.console.page import guides
 from brayx.console.page.caller import ApiCaller, Connect
-from brayx.console.page.words import set_language, tr
+from brayx.console.page.words import is_chinese, set_language, tr
 from brayx.errors import BrayxError
 from brayx.jobs import progress
 from brayx.metrics import significant
@@ -22,15 +23,15 @@ from brayx.metrics import significant
 T = TypeVar("T")
 
 PAGES = {
-    "Overview": ("/", "speed"),
-    "Sessions": ("/sessions", "sensors"),
-    "Recordings": ("/recordings", "movie"),
-    "Models": ("/models", "workspace_premium"),
-    "League": ("/league", "emoji_events"),
-    "Play": ("/play", "sports_esports"),
-    "Trials": ("/trials", "show_chart"),
+    "Overview": ("/", "speed", "guide-console.md#the-verdict"),
+    "Sessions": ("/sessions", "sensors", "guide-console.md#what-a-followed-session-shows"),
+    "Recordings": ("/recordings", "movie", "guide-recordings.md"),
+    "Models": ("/models", "workspace_premium", "guide-players.md"),
+    "League": ("/league", "emoji_events", "guide-league.md"),
+    "Play": ("/play", "sports_esports", "guide-console.md#play-against-a-version"),
+    "Trials": ("/trials", "show_chart", "guide-train.md"),
 }
-"""Address and icon of each page by its name."""
+"""Address, icon and guide of each page by its name."""
 MUTED = "text-gray-600 dark:text-gray-400"
 _STYLE = """
 <style>
@@ -52,6 +53,11 @@ _STYLE = """
       align-items: center; font-size: 8.5px; letter-spacing: -0.3px; }
     .brayx-nav .q-icon { display: block; font-size: 20px; }
   }
+  .brayx-guide { overflow-wrap: anywhere; }
+  .brayx-guide pre, .brayx-guide table { display: block; max-width: 100%; overflow-x: auto; }
+  .brayx-guide :is(h1, h2, h3) { font-weight: 600; margin: 1em 0 0.4em; line-height: 1.3; }
+  .brayx-guide h1 { font-size: 1.6rem; } .brayx-guide h2 { font-size: 1.25rem; } .brayx-guide h3 { font-size: 1.1rem; }
+  #esm-fallback { visibility: hidden; }
   .brayx-ended .q-layout { opacity: 0.45; filter: grayscale(1); pointer-events: none; }
   .body--dark .q-btn--outline, .body--dark .q-btn--flat { --q-primary: #56b4e9; --q-negative: #f97316; }
 </style>
@@ -112,7 +118,7 @@ def frame(title: str, connect: Connect) -> Iterator[ApiCaller]:
     with ui.header().classes("px-2 sm:px-3 py-1 bg-primary items-center no-wrap gap-1 sm:gap-3"):
         ui.link("brayx", "/").classes("brayx-brand text-white text-lg font-bold no-underline")
         with ui.row().classes("brayx-nav no-wrap gap-1 grow min-w-0").props('role="navigation"'):
-            for name, (target, icon) in PAGES.items():
+            for name, (target, icon, _) in PAGES.items():
                 current = path == target or (target != "/" and path.startswith(target[:-1]))
                 link = ui.link(target=target).classes("text-white no-underline px-2 py-1 rounded whitespace-nowrap")
                 with link:
@@ -120,6 +126,8 @@ def frame(title: str, connect: Connect) -> Iterator[ApiCaller]:
                     ui.label(tr(name))
                 if current:
                     link.classes("bg-black/25 font-semibold").props('aria-current="page"')
+        guide = guides.address(PAGES[title][2] if title in PAGES else "guide-console.md", is_chinese())
+        ui.button(icon="help_outline").props(f'flat dense color=white href="{guide}" aria-label="{tr("Help")}"')
         ui.button(icon="contrast", on_click=lambda: _toggle(dark)).props(
             f'flat dense color=white aria-label="{tr("light or dark")}"'
         )

@@ -8,10 +8,10 @@ from nicegui import ui
 
 from brayx.console.models import ModelDocument
 from brayx.console.page.caller import ApiCaller
-from brayx.console.page.frame import MUTED, empty, heading, plus_minus
+from brayx.console.page.frame import MUTED, empty, heading
 from brayx.console.page.listing import Listing
 from brayx.console.page.recordings import recording_columns
-from brayx.console.page.trials import trial_columns
+from brayx.console.page.trials import result_of, trial_columns
 from brayx.console.page.words import tr
 from brayx.console.recordings import RecordingDocument, RecordingsDocument
 from brayx.console.trials import TrialDocument
@@ -66,7 +66,7 @@ class Home:
                     "Champion": lambda project: project.champions or "-",
                     "Newest trial": lambda project: project.newest.name,
                     "Status": lambda project: tr(project.newest.status),
-                    "Return": lambda project: plus_minus(project.newest.mean_return, project.newest.error),
+                    "Return": lambda project: result_of(project.newest),
                     "Trials": lambda project: project.trials,
                 },
                 lead="Return",

@@ -33,7 +33,7 @@ def member_columns() -> dict[str, Callable[[StandingDocument], Any]]:
         "Member": lambda row: f"{row.member} ★" if row.champion else row.member,
         "Points": lambda row: round(row.points),
         "95 % interval": lambda row: tr("{low} to {high}", **points_of(row)),
-        "Games": lambda row: row.games,
+        "Games": lambda row: number(row.games),
     }
 
 
@@ -52,6 +52,7 @@ def _league(first: LeagueDocument | None) -> Callable[[LeagueDocument | None], N
         standings = Listing[StandingDocument](
             "member",
             member_columns() | {"Elo": lambda row: round(row.elo), "Env steps": lambda row: number(row.env_steps)},
+            lead="Points",
         )
         heading(tr("Payoff"))
         ui.label(tr("Share of games that the row won against the column; a draw is half a win.")).classes(MUTED)
@@ -67,7 +68,8 @@ def _league(first: LeagueDocument | None) -> Callable[[LeagueDocument | None], N
             return
         title.set_text(f"{league.project} / {league.trial}")
         champion = league.champion or tr("none yet")
-        counted = ", ".join(f"{number(count)} {tr(name.replace('_', ' '))}" for name, count in league.counters.items())
+        counters = {name: count for name, count in league.counters.items() if count or name == "counted"}
+        counted = ", ".join(f"{number(count)} {tr(name.replace('_', ' '))}" for name, count in counters.items())
         about.set_text(tr("champion: {champion}; games: {games}", champion=champion, games=counted))
         standings.show(league.standings)
         members = [row.member for row in league.standings][:_MAX_MEMBERS]

@@ -60,7 +60,7 @@ def shortened(text: str, most: int = _MAX_CELL) -> str:
 
 class Listing(ui.table, Generic[T]):
     """A table of documents, a row for each, which is a link if it has a page; cards on a phone. Hidden without rows.
-    The first column is aligned left, as text, the others right, as numbers.
+    The first column is aligned left, as text, the others right, as numbers. Columns with dashes only are hidden.
 
     Args:
         key: field of a document that identifies it.
@@ -113,6 +113,8 @@ class Listing(ui.table, Generic[T]):
             row = {"key": getattr(document, self._key), "href": href, "lead": self._lead, "full": full}
             rows.append(row | {"actions": actions, "choice": self._choice} | cells)
         self.set_visibility(bool(rows))
+        known = [name for name in self._cells if any(row["full"][name] != "-" for row in rows)]
+        self.props["visible-columns"] = [*known, ""]
         self.props["hide-pagination"] = len(rows) <= _ROWS
         if self.rows != rows:
             self.rows = rows

@@ -39,7 +39,7 @@ from brayx.league.files import PLAYER_TAG, POINTS_TAG
 
 _SHOWN = 50
 """Number of versions that are shown of each model: the newest. Those with an alias are always shown."""
-_PROMOTE, _CANDIDATE, _PLAY, _COMPARE = "Promote", "Make candidate", "Play", "Compare"
+_PROMOTE, _CANDIDATE, _PLAY, _COMPARE = "Promote", "Make candidate", "Play", "Compare on the newest recording"
 _ALIASES = {_PROMOTE: "champion", _CANDIDATE: "candidate"}
 
 

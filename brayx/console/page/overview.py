@@ -10,7 +10,7 @@ from nicegui import ui
 
 from brayx.console.league import LeagueDocument, StandingDocument
 from brayx.console.overview import JobDocument, OverviewDocument, RatedDocument
-from brayx.console.page import home
+from brayx.console.page import guides, home
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
 from brayx.console.page.frame import (
@@ -168,6 +168,7 @@ class _Verdict:
             self._reason = ui.label()
             self._cause = ui.label().classes("mono break-words max-w-full text-red-700 dark:text-red-400").mark("cause")
             self._advice = ui.label().classes("font-semibold").mark("advice")
+            self._guide = ui.link(tr("Open this guide"), "")
             self._progress = ui.linear_progress(show_value=False, size="8px").classes("mt-2")
             self._progress.props(f'instant-feedback aria-label="{tr("progress")}"')
             self._done = ui.label().classes(f"text-sm {MUTED}")
@@ -182,7 +183,8 @@ class _Verdict:
             self._state.classes(add=_TEXT[colour], remove=_TEXT.get(self._colour, ""))
             self._colour = colour
         name = " / ".join(filter(None, (job.project, job.trial)))
-        is_training, up = job.mode == "train", since(job.up_s)
+        is_training = job.mode == "train"
+        up = since(job.numbers.get("seconds", job.up_s) if is_training else job.up_s)
         ran = tr("training for {time}", time=up) if is_training else tr("serving for {time}", time=up)
         waits = job.waits_for if verdict.state == "starting" else ""
         self._about.set_text(", ".join(filter(None, (name, ran, waits, *_acting(job)))))
@@ -195,6 +197,8 @@ class _Verdict:
         ):
             label.set_text(text)
             label.set_visibility(bool(text))
+        self._guide.props["href"] = guides.named_in(self._advice.text)
+        self._guide.set_visibility(bool(self._guide.props["href"]))
         self._progress.set_visibility(verdict.share is not None)
         self._progress.set_value(verdict.share or 0.0)
         done = "" if verdict.share is None else tr("{share} done", share=f"{verdict.share:.0%}")

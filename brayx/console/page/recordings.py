@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from nicegui import ui
@@ -34,7 +34,7 @@ from brayx.console.recordings import RecordedTicksDocument, RecordingDocument, R
 from brayx.console.ticks import RecordedCurvesDocument, TickDocument
 from brayx.errors import AgentError, BrayxError
 
-Control = TypeVar("Control", ui.input, ui.number)
+Control = TypeVar("Control", ui.input, ui.number, ui.select)
 
 _PAGE = 25
 """Recordings on one page of the list."""
@@ -44,6 +44,20 @@ _MAX_WINDOWS = 16
 _PLAY_EVERY_S = 1 / 15
 _GROWN_EVERY_S = 3.0
 _FIRST_CURVES = ("reward", "value", "log_prob")
+_ENDS = {
+    "terminated": "terminated",
+    "truncated": "truncated",
+    "stop": "stopped by the game",
+    "error": "error",
+    "idle": "no more requests",
+    "disconnect": "connection lost",
+    "ended": "ended by hand",
+    "drained": "the job ended",
+    "moved": "moved to another process",
+}
+"""Why sessions end, in words."""
+_WHY = {"every": "one of every few", "error": "it failed", "requested": "the game asked for it"}
+"""Why sessions are recorded, in words; agents give reasons of their own."""
 
 
 def add(connect: Connect) -> None:
@@ -73,8 +87,8 @@ class _Recordings:
         with ui.row().classes("w-full items-center gap-2"):
             self._session = _filter(ui.input(tr("Session or game"), placeholder="4f1c*, bot-7", value=session), "w-48")
             self._player = _filter(ui.input(tr("Player"), placeholder="main, main:7"), "w-32")
-            self._version = _filter(ui.number(tr("Version"), min=0, precision=0), "w-28")
-            self._end = _filter(ui.input(tr("End"), placeholder="stop, idle"), "w-32")
+            self._version = _filter(ui.number(tr("Version or weights"), min=0, precision=0), "w-40")
+            self._end = _filter(ui.select({end: tr(words) for end, words in _ENDS.items()}, label=tr("End")), "w-44")
             self._least = _filter(ui.number(tr("Lowest return")), "w-40")
             self._most = _filter(ui.number(tr("Highest return")), "w-40")
             self._errors = ui.switch(tr("only with errors"))
@@ -134,13 +148,26 @@ def recording_columns() -> dict[str, Callable[[RecordingDocument], Any]]:
         "Session": lambda recording: recording.session,
         "Began": lambda recording: clock(recording.began_s, seconds=True),
         "Ticks": lambda recording: recording.ticks,
-        "End": lambda recording: recording.end or tr("running"),
+        "End": lambda recording: end_of(recording),
         "Return": lambda recording: number(recording.result),
-        "Events": lambda recording: recording.events + recording.lost,
-        "Player": lambda recording: recording.player or "-",
-        "Version": lambda recording: recording.version or "-",
-        "Recorded because": lambda recording: recording.why,
+        "Events": lambda recording: recording.events + recording.lost or "-",
+        "Played by": lambda recording: player_of(recording) or "-",
+        "Recorded because": lambda recording: tr(_WHY.get(recording.why, recording.why)),
     }
+
+
+def end_of(recording: RecordingDocument) -> str:
+    """Why a recorded session ended, in words."""
+    return tr(_ENDS.get(recording.end, recording.end)) if recording.end else tr("running")
+
+
+def player_of(recording: RecordingDocument) -> str:
+    """Who played a recorded session, such as ``champion 3``, ``main:7`` or ``main, weights 57``; empty: not known."""
+    if recording.alias and recording.version:
+        return f"{recording.alias} {recording.version}"
+    weights = tr("weights {number}", number=number(recording.version)) if recording.version else ""
+    is_snapshot = ":" in recording.player
+    return recording.player if is_snapshot else ", ".join(filter(None, (recording.player, weights)))
 
 
 def listed(listing: RecordingsDocument) -> str:
@@ -171,6 +198,7 @@ class _Recorded:
         with self._body:
             self._title = ui.label().classes("text-xl font-bold break-all")
             self._about = ui.label().classes(MUTED)
+            self._cause = ui.label().classes("mono break-words text-red-700 dark:text-red-400").mark("cause")
             with ui.expansion(tr("Start and its reply")).props("dense").classes("w-full"):
                 self._started = ui.label().classes("mono whitespace-pre-wrap break-all").mark("start")
             with ui.row().classes("items-center gap-3"):
@@ -263,19 +291,18 @@ class _Recorded:
                 ui.link(format, f"{self._path}/file?format={format}")
         self._slider.props(f"max={max(self._last, 1)}")
         self._title.set_text(recording.session)
-        stop = self._stop if isinstance(self._stop, dict) else {}
-        ends = {"terminated": tr("terminated"), "truncated": tr("truncated")}
-        end = next((text for name, text in ends.items() if stop.get(name)), recording.end or tr("still running"))
+        self._cause.set_text(recorded.cause)
+        self._cause.set_visibility(bool(recorded.cause))
         facts = [
             clock(recording.began_s, seconds=True),
-            tr("{ticks} ticks, end: {end}", ticks=number(recording.ticks), end=end),
+            tr("{ticks} ticks, end: {end}", ticks=number(recording.ticks), end=end_of(recording)),
         ]
         if recording.result is not None:
             facts.append(tr("return {value}", value=number(recording.result)))
         if recording.lost:
             facts.append(tr("{count} ticks lost", count=recording.lost))
-        if recording.player:
-            facts.append(tr("played by {player}", player=recording.player))
+        if player := player_of(recording):
+            facts.append(tr("played by {player}", player=player))
         self._about.set_text(", ".join(facts))
         self._loading.clear()
         self._body.set_visibility(True)
@@ -330,22 +357,34 @@ class _Recorded:
         try:
             while True:
                 if self._has_boards:
-                    board = await self._caller.get(BoardDocument | None, f"{self._path}/boards/{tick}")
-                    if board is not None:
-                        self._board.show(board.model_copy(update={"moves": []}))
+                    self._has_boards = await self._drawn(self._show_board(tick))
                 if self._has_frames:
-                    self._tick.show_image(await self._caller.image(f"{self._path}/frames/{tick}"))
+                    self._has_frames = await self._drawn(self._show_image(tick))
                 newest = min(self._shown, self._last_tick)
                 if tick == newest:
                     return
                 tick = newest
-        except AgentError as error:
-            self._has_frames = self._has_boards = False  # that of another tick would fail likewise
-            self._no_picture.set_text(tr("The frame cannot be drawn: {why}", why=sentence(error.message)))
         except BrayxError as error:
             self._fail(error)
         finally:
             self._loading_frame = False
+
+    async def _show_board(self, tick: int) -> None:
+        board = await self._caller.get(BoardDocument | None, f"{self._path}/boards/{tick}")
+        if board is not None:
+            self._board.show(board.model_copy(update={"moves": []}))
+
+    async def _show_image(self, tick: int) -> None:
+        self._tick.show_image(await self._caller.image(f"{self._path}/frames/{tick}"))
+
+    async def _drawn(self, work: Awaitable[None]) -> bool:
+        """Whether the job's code could draw; says why it could not: that of another tick would fail likewise."""
+        try:
+            await work
+        except AgentError as error:
+            self._no_picture.set_text(tr("The frame cannot be drawn: {why}", why=sentence(error.message)))
+            return False
+        return True
 
     async def _key(self, event: KeyEventArguments) -> None:
         if not event.action.keydown:

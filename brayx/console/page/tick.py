@@ -30,7 +30,7 @@ class TickView:
         self.labels: dict[str, list[str]] = {}
         self.action_labels: list[str] = []
         with ui.row().classes("w-full gap-x-6 gap-y-1"):
-            self._facts = {name: fact(name) for name in ("Tick", "Action", "Value", "Policy version", "Time")}
+            self._facts = {name: fact(name) for name in ("Tick", "Action", "Value", "Weights", "Time")}
         self._event = ui.badge(color="negative").props("multi-line").classes("break-all").mark("event")
         with ui.grid().classes("w-full grid-cols-1 sm:grid-cols-2 gap-4"):
             with ui.column().classes("w-full min-w-0"):
@@ -57,7 +57,7 @@ class TickView:
             "Tick": number(tick.number),
             "Action": self._action(tick.action),
             "Value": number(tick.value),
-            "Policy version": number(tick.policy_version),
+            "Weights": number(tick.policy_version),
             "Time": f"{tick.seconds * 1e3:.2f} ms" if tick.seconds else "-",
         }
         for name, text in texts.items():

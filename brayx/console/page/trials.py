@@ -82,16 +82,26 @@ def trial_columns() -> dict[str, Callable[[TrialDocument], Any]]:
         "Project": lambda trial: trial.project,
         "Status": lambda trial: tr(trial.status),
         "Began": lambda trial: clock(trial.began_s),
-        "Duration": lambda trial: since((trial.ended_s or time.time()) - trial.began_s) if _runs(trial) else "-",
+        "Duration": lambda trial: "-" if (spent := _spent_s(trial)) is None else since(spent),
         "Env steps": lambda trial: number(trial.env_steps),
-        "Return": lambda trial: plus_minus(trial.mean_return, trial.error),
+        "Return": result_of,
         "Champion": lambda trial: trial.champion or "-",
     }
 
 
-def _runs(trial: TrialDocument) -> bool:
-    """Whether its duration is known: it has ended, or runs on."""
-    return trial.ended_s is not None or trial.status == "running"
+def result_of(trial: TrialDocument) -> str:
+    """Its return, or in a league, where players play each other, its points."""
+    if trial.points is not None:
+        return tr("{points} points", points=f"{trial.points:.0f}")
+    return plus_minus(trial.mean_return, trial.error)
+
+
+def _spent_s(trial: TrialDocument) -> float | None:
+    """How long it has trained, without interruptions; None: not known."""
+    if trial.seconds is not None:
+        return trial.seconds
+    ended_s = time.time() if trial.status == "running" else trial.ended_s
+    return None if ended_s is None else ended_s - trial.began_s
 
 
 class _Trials:

@@ -466,7 +466,7 @@ class Results(SessionLog):
     def __init__(self, results: list[float | None]) -> None:
         self.kept = results
 
-    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes) -> SessionLog:
+    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes, alias: str) -> SessionLog:
         return self
 
     def end(self, reason: str, result: float | None) -> None:
@@ -828,7 +828,7 @@ class Breaks:
 
         return SeatedPlayer("main", Services(), None, None, leave, release=release)
 
-    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes) -> SessionLog:
+    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes, alias: str) -> SessionLog:
         return Ends(self.log)
 
 

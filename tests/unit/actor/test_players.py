@@ -194,7 +194,7 @@ class Broken:
 
     on_request = False
 
-    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes) -> SessionLog:
+    def open(self, session: str, start: bytes, player: str, why: str, reply: bytes, alias: str) -> SessionLog:
         raise OSError("disk full")
 
 

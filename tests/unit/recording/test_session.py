@@ -167,3 +167,22 @@ async def test_the_result_of_a_seat_is_recorded(tmp_path: Path) -> None:
     episode = only(tmp_path)
     assert (episode.player, episode.reported, episode.end) == ("main:3", "win", "stop")
     assert open_recordings(str(tmp_path)).table()["reported"].tolist() == ["win"]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "end"),
+    [
+        (b'{"reward": -1, "terminated": true}', "stop", "terminated"),
+        (b'{"truncated": true}', "stop", "truncated"),
+        (b'{"terminated": 2, "truncated": false}', "stop", "stop"),
+        (b"[]", "stop", "stop"),
+        (b'{"terminated": true}', "error", "error"),
+    ],
+)
+async def test_the_recorded_end_is_what_the_stop_says(tmp_path: Path, body: bytes, reason: str, end: str) -> None:
+    agent_actor, recorder = actor(tmp_path)
+    await play(agent_actor, {})
+    await agent_actor.stop(body)
+    await agent_actor.on_end(reason)
+    await asyncio.to_thread(recorder.close, WAIT_S)
+    assert only(tmp_path).end == end

@@ -44,10 +44,13 @@ def test_children_are_below_their_parent_by_name(tracking_db: str) -> None:
     league = Trial.open("p", "league", tracking_db)
     for player in ("main", "exploiter"):
         Trial.open("p", player, tracking_db, parent=league)
+    league.log_metrics({"league/points.main": 1500.5, "league/points.random": 900.0, "learner/seconds": 61.5}, 10)
     Trial.open("p", "later", tracking_db)
     rows = trials(tracking_db)
     assert [(row.name, row.is_child) for row in rows] == [
         ("later", False), ("league", False), ("exploiter", True), ("main", True),
     ]  # fmt: skip
+    assert [row.points for row in rows] == [None, 1500.5, None, 1500.5]
+    assert [row.seconds for row in rows] == [None, 61.5, None, None]
     lines = [line.split("running")[0].rstrip() for line in table(rows).splitlines()[1:]]
     assert [line[len("project  ") :] for line in lines] == ["later", "league", "  exploiter", "  main"]
