@@ -12,12 +12,11 @@ from brayx.console.documents import Document, ResultDocument, number_of, result_
 from brayx.console.source import Source
 from brayx.console.trials import thinned
 from brayx.console.verdict import NO_JOB, VerdictDocument, verdict_of_service, verdict_of_training
-from brayx.errors import ConfigError
 from brayx.jobs.progress import dropped_line, losses_of_recordings
 from brayx.league.files import POINTS_TAG
 from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.tracking import PoolEntry, Trial, aliases
-from brayx.tracking.curves import curve
+from brayx.tracking.curves import curves
 from brayx.tracking.registry import versions
 from brayx.urls import missing_database
 
@@ -155,8 +154,7 @@ def routes(source: Source) -> APIRouter:
             verdict = verdict_of_service(job.numbers, job.errors, job.sessions)
             arms = with_results(job.arms, {entry.version: entry.tags for entry in entries})
             return OverviewDocument(verdict=verdict, arms=arms, champion=champion, newest=newest)
-        returns = _curve(source, job.run_id, RETURN_CHART)
-        means = _curve(source, job.run_id, CHARTS["episode_return"])
+        returns, means = _curves(source, job.run_id, RETURN_CHART, CHARTS["episode_return"])
         verdict = verdict_of_training(
             job.numbers,
             job.errors,
@@ -212,14 +210,11 @@ def with_results(arms: Sequence[ArmDocument], tags: Mapping[int, Mapping[str, st
     return [arm.model_copy(update={"result": result}) for arm, result in zip(arms, results, strict=True)]
 
 
-def _curve(source: Source, run_id: str, chart: str) -> list[tuple[float, float]]:
-    """A curve of the trial over env steps, whatever its ``x_axis``; empty: MLflow has none yet."""
+def _curves(source: Source, run_id: str, *charts: str) -> list[list[tuple[float, float]]]:
+    """Curves of the trial over env steps, whatever its ``x_axis``; empty ones if MLflow has none yet."""
     if not run_id:
-        return []
-    try:
-        return thinned(curve(Trial.attach(source.uri, run_id), chart, "env_steps"))
-    except ConfigError:
-        return []
+        return [[] for _ in charts]
+    return [thinned(points) for points in curves(Trial.attach(source.uri, run_id), charts, "env_steps").values()]
 
 
 def _rated(entry: PoolEntry) -> RatedDocument:

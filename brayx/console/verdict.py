@@ -50,7 +50,7 @@ UNHEARD = "The learner gets no env steps: {refused} requests were refused, most 
 NO_GAME = "No game is playing, so there is nothing to learn from."
 BEGINS = "The first games are being played."
 REACHED = "The return has reached its target."
-PLATEAU = "The return is {value}, its highest, and has not risen for {steps} env steps."
+PLATEAU = "The return is {value}, about its highest, and has not risen for {steps} env steps."
 LEVEL = "The return has not risen for {steps} env steps."
 ROSE = "The return rose by {rise} in the last {steps} env steps."
 STAYED = "The return has hardly changed in the last {steps} env steps."
@@ -211,7 +211,8 @@ def _is_plateau(
     """Whether a return that no longer rises has risen before and stays at its highest, so that it may be perfect."""
     highest = max(*early, *late)
     spread = highest - min(*early, *late)
-    if not spread or newest < highest - _RISE * spread:
+    chance = 1.96 * numbers.get(RETURN_ERROR, 0.0)
+    if not spread or newest < highest - max(_RISE * spread, chance):
         return False
     error = numbers.get(RETURN_ERROR, math.inf) if numbers.get("games_in_window", 0.0) >= WINDOW_GAMES else math.inf
     return error <= _SAME * spread or (target is None and min(late) >= highest - _FLAT * spread)

@@ -17,34 +17,45 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Curve = Sequence[tuple[float, float]]
+Point = tuple[int, int, float]
+"""Unix time in ms (equal for values that were written together), step, and value."""
 
 
 def curve(trial: Trial, metric: str, against: str) -> Curve:
-    """Points of a metric over ``env_steps``, ``updates`` or ``seconds``, in order, for any ``x_axis`` of the trial.
+    """Points of a metric, as from `curves`.
 
     Raises:
         ConfigError: the trial has none of them.
         TrackingError: the store could not be read.
     """
-    values = _history(trial, metric)
-    if not values:
-        raise ConfigError(f"trial {trial.name!r} has no metric {metric!r}", trial=trial.name, metric=metric)
-    # All three are metrics, too. A sum is written when it has grown: until it is again, it is what it was.
+    points = curves(trial, [metric], against)[metric]
+    if not points:
+        missing = CHARTS[against] if metric in trial.metrics() else metric
+        raise ConfigError(f"trial {trial.name!r} has no metric {missing!r}", trial=trial.name, metric=missing)
+    return points
+
+
+def curves(trial: Trial, metrics: Sequence[str], against: str) -> dict[str, Curve]:
+    """Points of metrics over ``env_steps``, ``updates`` or ``seconds``, in order, for any ``x_axis``; empty
+    ones of metrics that the trial does not have.
+
+    Raises:
+        TrackingError: the store could not be read.
+    """
     passed = _history(trial, CHARTS[against])
+    return {metric: _over(_history(trial, metric), passed, against) for metric in metrics}
+
+
+def _over(values: Sequence[Point], passed: Sequence[Point], against: str) -> Curve:
+    # Both are metrics. A sum is written when it has grown: until it is again, it is what it was.
     if not passed and against == "env_steps":  # written without brayx's hub
         passed = [(time_ms, step, float(step)) for time_ms, step, _ in values]
     written = [time_ms for time_ms, _, _ in passed]
     places = [bisect.bisect_right(written, time_ms) for time_ms, _, _ in values]
-    points = [(passed[place - 1][2], value) for place, (_, _, value) in zip(places, values, strict=True) if place]
-    if not points:
-        raise ConfigError(
-            f"trial {trial.name!r} has no metric {CHARTS[against]!r}", trial=trial.name, metric=CHARTS[against]
-        )
-    return sorted(points)
+    return sorted((passed[place - 1][2], value) for place, (_, _, value) in zip(places, values, strict=True) if place)
 
 
-def _history(trial: Trial, metric: str) -> list[tuple[int, int, float]]:
-    """Time (Unix, in ms; equal for values that were written together), step and value of each point, in order."""
+def _history(trial: Trial, metric: str) -> list[Point]:
     with telling(f"cannot read metric {metric!r} of trial {trial.name!r}"):
         points = client_of(trial.uri).get_metric_history(trial.run_id, metric)
     return sorted((point.timestamp, point.step, point.value) for point in points)

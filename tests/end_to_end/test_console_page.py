@@ -190,6 +190,12 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
     expect(page.get_by_text(re.compile("^No recording matches"))).to_be_visible()
     expect(row).to_be_hidden()
     page.get_by_label("Session or game").fill("rec*")
+    line = page.get_by_role("row", name=re.compile("^recorded "))
+    expect(line).to_have_text(re.compile(r"300\s*terminated\s*7\s*champion 1\s*one of every few"))
+    for end, is_shown in (("truncated", False), ("terminated", True)):
+        page.get_by_role("combobox", name="End").click()
+        page.get_by_role("option", name=end, exact=True).click()
+        expect(row).to_be_visible(visible=is_shown)
     row.click()
     number = page.get_by_text("Tick", exact=True).locator("xpath=following-sibling::*")
     expect(number).to_have_text("0")
@@ -350,6 +356,25 @@ def test_trials_are_compared_in_one_chart(served: tuple[Job, Serving, Console], 
         expect(page.get_by_role("cell", name=text, exact=True)).to_be_visible()
     expect(page.get_by_role("cell", name="trainer.gamma")).to_have_count(0)
     expect(page.locator(".nicegui-echart canvas:visible")).to_have_count(1)
+
+
+def test_help_opens_the_guide_of_a_page(served: tuple[Job, Serving, Console], page: Page, browser: Browser) -> None:
+    _, _, console = served
+    page.goto(f"{console.url}/play")
+    page.get_by_role("link", name="Help").click()
+    expect(page.get_by_role("heading", name="Play against a version")).to_be_in_viewport()
+    page.get_by_role("link", name="recordings", exact=True).click()
+    expect(page).to_have_url(re.compile(r"/help/guide-recordings\.md"))
+    assert page.goto(f"{console.url}/help/cartpole.png").headers["content-type"] == "image/png"
+    for path in ("none.md", "../README.md", "%2e%2e/pyproject.toml"):
+        page.goto(f"{console.url}/help/{path}")
+        expect(page).to_have_title("Page not found - brayx console")
+    with browser.new_context(locale="zh-CN", viewport={"width": 390, "height": 844}) as context:
+        chinese = context.new_page()
+        chinese.goto(f"{console.url}/models")
+        chinese.get_by_role("link", name="帮助").click()
+        expect(chinese.get_by_role("heading", name="从冠军到玩家")).to_be_visible()
+        assert overflow(chinese) == 0
 
 
 def test_an_unknown_page_says_so(served: tuple[Job, Serving, Console], page: Page) -> None:

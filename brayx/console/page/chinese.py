@@ -54,7 +54,7 @@ CHINESE: dict[str, str] = {
     verdict.NO_GAME: "没有游戏在运行，所以没有东西可学。",
     verdict.BEGINS: "正在进行最初的几局。",
     verdict.REACHED: "回报已达到目标。",
-    verdict.PLATEAU: "回报为 {value}，是目前的最高值，最近 {steps} 个环境步里没有再上升。",
+    verdict.PLATEAU: "回报为 {value}，大致是目前的最高值，最近 {steps} 个环境步里没有再上升。",
     verdict.LEVEL: "最近 {steps} 个环境步里回报没有上升。",
     verdict.ROSE: "最近 {steps} 个环境步里回报上升了 {rise}。",
     verdict.STAYED: "最近 {steps} 个环境步里回报几乎没有变化。",

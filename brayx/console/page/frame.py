@@ -50,7 +50,7 @@ _STYLE = """
     .brayx-brand { display: none; }
     .brayx-nav { gap: 0; }
     .brayx-nav a { flex: 1 1 0; min-width: 0; padding: 4px 0; display: flex; flex-direction: column;
-      align-items: center; font-size: 8.5px; letter-spacing: -0.3px; }
+      align-items: center; font-size: 8px; letter-spacing: -0.4px; }
     .brayx-nav .q-icon { display: block; font-size: 20px; }
   }
   .brayx-guide { overflow-wrap: anywhere; }

@@ -88,7 +88,7 @@ class _Recordings:
             self._session = _filter(ui.input(tr("Session or game"), placeholder="4f1c*, bot-7", value=session), "w-48")
             self._player = _filter(ui.input(tr("Player"), placeholder="main, main:7"), "w-32")
             self._version = _filter(ui.number(tr("Version or weights"), min=0, precision=0), "w-40")
-            self._end = _filter(ui.select({end: tr(words) for end, words in _ENDS.items()}, label=tr("End")), "w-44")
+            self._end = _filter(ui.select({end: tr(words) for end, words in _ENDS.items()}, label=tr("End")), "w-40")
             self._least = _filter(ui.number(tr("Lowest return")), "w-40")
             self._most = _filter(ui.number(tr("Highest return")), "w-40")
             self._errors = ui.switch(tr("only with errors"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from brayx.console import verdict
 from brayx.console.documents import ResultDocument
 from brayx.console.league import StandingDocument
-from brayx.console.overview import _arms, _curve
+from brayx.console.overview import _arms, _curves
 from brayx.console.page.overview import led
 from brayx.console.source import Source
 from brayx.metrics.charts import CHARTS, RETURN_CHART
@@ -17,10 +17,10 @@ THIRTY = {"elo": 0.0, "games": 30, "champion": False, "env_steps": None}
 def test_the_curve_is_over_env_steps_whatever_the_trial_is_written_over(tracking_db: str) -> None:
     trial = Trial.open("project", "by updates", tracking_db)
     source = Source(tracking_db)
-    assert _curve(source, trial.run_id, RETURN_CHART) == _curve(source, "", RETURN_CHART) == []
+    assert _curves(source, trial.run_id, RETURN_CHART) == _curves(source, "", RETURN_CHART) == [[]]
     for update in (1, 2):
         trial.log_metrics({RETURN_CHART: 10.0 * update, CHARTS["env_steps"]: 500 * update}, update)
-    assert _curve(source, trial.run_id, RETURN_CHART) == [(500, 10.0), (1000, 20.0)]
+    assert _curves(source, trial.run_id, RETURN_CHART) == [[(500, 10.0), (1000, 20.0)]]
 
 
 def test_a_league_is_led_by_the_strongest_member_if_its_interval_is_apart() -> None:

@@ -39,12 +39,15 @@ async def test_the_stop_is_the_end_of_a_recording(tmp_path: Path, tracking_db: s
     folder = Folder(str(tmp_path), 10**9)
     folder.write([SessionPart("a", "a", 0.0, 0, 2, end="stop")], columns_of(ticks))
     folder.write([SessionPart("b", "b", 0.0, 0, 1)], columns_of(ticks[:1]))
+    failed = [*ticks[:1], Tick(1, 0.0, 0.0, b"{}", b"", {}, event="error: KeyError: 'x' (a.py:3)")]
+    folder.write([SessionPart("c", "c", 0.0, 0, 2, end="error")], columns_of(failed))
     transport = httpx.ASGITransport(create_app(Source(tracking_db, recordings=str(tmp_path))))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         assert (await client.get("/api/recordings/a", params={"count": 1})).json()["stop"] == stop
         curves = (await client.get("/api/recordings/a/curves")).json()
         assert curves == {"ticks": [0, 1, 2], "curves": {"reward": [0.0, 0.0, -1.0]}}
         assert (await client.get("/api/recordings/b")).json()["stop"] is None
+        assert (await client.get("/api/recordings/c")).json()["cause"] == "error: KeyError: 'x' (a.py:3)"
         assert (await client.get("/api/recordings/b/curves")).json() == {"ticks": [0], "curves": {}}
 
 

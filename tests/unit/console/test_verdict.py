@@ -51,6 +51,9 @@ def test_a_return_that_stays_at_its_highest_may_be_finished() -> None:
     plateau = judged(PLAYED, level)
     assert (plateau.state, plateau.reason, plateau.advice) == ("plateau", verdict.PLATEAU, verdict.FINISHED)
     assert plateau.values == {"steps": 100_000.0, "value": 500.0}
+    lower = [*level, (151_000.0, 485.0)]
+    assert judged(PLAYED, lower).state == "stalled"
+    assert judged(PLAYED | {RETURN_ERROR: 10.0}, lower).state == "plateau", "it is lower by chance"
     same = PLAYED | {RETURN_ERROR: 0.0}
     assert judged(same, level, target=501.0).state == "plateau", "all the newest games have the same return"
     assert judged(same | {"games_in_window": 20.0}, level, target=501.0).state == "stalled", "too few games"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from brayx.console import verdict
-from brayx.console.page import frame
+from brayx.console.page import frame, guides
 from brayx.console.page.chinese import CHINESE
 from brayx.console.page.words import prefers_chinese
 from brayx.metrics import charts
@@ -63,3 +63,15 @@ def test_no_chinese_text_is_left_over() -> None:
 )
 def test_the_browser_chooses_the_language(header: str, chinese: bool) -> None:
     assert prefers_chinese(header) == chinese
+
+
+def test_every_page_has_a_guide_with_that_heading() -> None:
+    for _, _, guide in frame.PAGES.values():
+        name, _, anchor = guide.partition("#")
+        file = guides.find(name)
+        assert file is not None, name
+        headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+        assert not anchor or anchor in {re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in headings}
+    named = [guides.named_in(text) for text in (*verdict.ADVICE, *CHINESE.values()) if "docs/" in text]
+    assert len(named) > 3
+    assert all(named)
