@@ -119,7 +119,7 @@ def test_a_session_is_followed_while_its_game_plays(served: tuple[Job, Serving, 
         expect(page.get_by_text(re.compile(r"model/logits: \["))).to_be_visible()
         page.get_by_role("button", name="End session").click()
         page.get_by_role("button", name="End it").click()
-        expect(page.get_by_text("The session has ended: ended, return 7.")).to_be_visible()
+        expect(page.get_by_text("The session has ended: ended by hand, return 7.")).to_be_visible()
         game.join(WAIT_S)
         assert not game.is_alive(), "the game was told"
     finally:
@@ -191,7 +191,7 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
     expect(row).to_be_hidden()
     page.get_by_label("Session or game").fill("rec*")
     line = page.get_by_role("row", name=re.compile("^recorded "))
-    expect(line).to_have_text(re.compile(r"300\s*terminated\s*7\s*champion 1\s*one of every few"))
+    expect(line).to_have_text(re.compile(r"300\s*terminated\s*7\s*champion 1\s*a regular sample"))
     for end, is_shown in (("truncated", False), ("terminated", True)):
         page.get_by_role("combobox", name="End").click()
         page.get_by_role("option", name=end, exact=True).click()

@@ -111,7 +111,7 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
         killed.process.kill()
         killed.gone()
     before = recorded(folder)
-    assert "stop" in {recording.end for recording in before}
+    assert "terminated" in {recording.end for recording in before}
     steps = max(saved(folder))
     assert the_trial(folder).status == "RUNNING"
     assert is_free(int(url.rpartition(":")[2]))
@@ -177,7 +177,15 @@ def test_a_training_is_killed_interrupted_resumed_and_finished_without_ray(folde
     assert shown(folder, trial, "model").Graph().node
     after = recorded(folder)
     assert {recording.id for recording in before} < {recording.id for recording in after}
-    assert {recording.end for recording in after} <= {"stop", "shutdown", "disconnect", "drained", ""}
+    assert {recording.end for recording in after} <= {
+        "terminated",
+        "truncated",
+        "stop",
+        "shutdown",
+        "disconnect",
+        "drained",
+        "",
+    }
     of_trial = open_recordings(f"runs:/{trial.run_id}/recordings", tracking=trial.uri)
     assert any(recording.frames for recording in of_trial), "the render has drawn their ticks"
     copied_ids = {recording.id for recording in of_trial}

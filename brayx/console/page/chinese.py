@@ -199,7 +199,7 @@ CHINESE: dict[str, str] = {
     "ended by hand": "手动结束",
     "the job ended": "任务已结束",
     "moved to another process": "移到另一个进程",
-    "one of every few": "定期抽取",
+    "a regular sample": "定期抽取",
     "it failed": "出错了",
     "the game asked for it": "游戏要求录制",
     "Recorded because": "录制原因",

@@ -56,7 +56,7 @@ _ENDS = {
     "moved": "moved to another process",
 }
 """Why sessions end, in words."""
-_WHY = {"every": "one of every few", "error": "it failed", "requested": "the game asked for it"}
+_WHY = {"every": "a regular sample", "error": "it failed", "requested": "the game asked for it"}
 """Why sessions are recorded, in words; agents give reasons of their own."""
 
 
@@ -148,7 +148,7 @@ def recording_columns() -> dict[str, Callable[[RecordingDocument], Any]]:
         "Session": lambda recording: recording.session,
         "Began": lambda recording: clock(recording.began_s, seconds=True),
         "Ticks": lambda recording: recording.ticks,
-        "End": lambda recording: end_of(recording),
+        "End": lambda recording: end_in_words(recording.end),
         "Return": lambda recording: number(recording.result),
         "Events": lambda recording: recording.events + recording.lost or "-",
         "Played by": lambda recording: player_of(recording) or "-",
@@ -156,9 +156,9 @@ def recording_columns() -> dict[str, Callable[[RecordingDocument], Any]]:
     }
 
 
-def end_of(recording: RecordingDocument) -> str:
-    """Why a recorded session ended, in words."""
-    return tr(_ENDS.get(recording.end, recording.end)) if recording.end else tr("running")
+def end_in_words(end: str) -> str:
+    """Why a session ended; empty: it runs."""
+    return tr(_ENDS.get(end, end)) if end else tr("running")
 
 
 def player_of(recording: RecordingDocument) -> str:
@@ -295,7 +295,7 @@ class _Recorded:
         self._cause.set_visibility(bool(recorded.cause))
         facts = [
             clock(recording.began_s, seconds=True),
-            tr("{ticks} ticks, end: {end}", ticks=number(recording.ticks), end=end_of(recording)),
+            tr("{ticks} ticks, end: {end}", ticks=number(recording.ticks), end=end_in_words(recording.end)),
         ]
         if recording.result is not None:
             facts.append(tr("return {value}", value=number(recording.result)))

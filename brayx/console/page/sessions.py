@@ -25,6 +25,7 @@ from brayx.console.page.frame import (
     since,
 )
 from brayx.console.page.listing import Listing
+from brayx.console.page.recordings import end_in_words
 from brayx.console.page.tick import TickView
 from brayx.console.page.words import tr
 from brayx.console.sessions import SessionDocument, TicksDocument
@@ -120,7 +121,7 @@ class _Followed:
         self._state.set_text(tr("Live") if self._body.visible else tr("Waiting for its next tick …"))
         if newest.end:
             result = "" if newest.result is None else ", " + tr("return {value}", value=number(newest.result))
-            self._over(tr("The session has ended: {end}.", end=newest.end + result))
+            self._over(tr("The session has ended: {end}.", end=end_in_words(newest.end) + result))
 
     def _show(self, newest: TicksDocument) -> None:
         if newest.ticks:
