@@ -450,6 +450,13 @@ class ActionSpec:
         return mapped or self.start is not None
 
     @cached_property
+    def bounds(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The least and the largest of the policy's values that are bounded: of each head's category, or of a Box."""
+        if self.sizes:  # a hybrid action's other values, which come last, have no bounds
+            return np.zeros(len(self.sizes)), np.subtract(self.sizes, 1.0)
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    @cached_property
     def bounded(self) -> bool:
         """Whether this is a Box with all bounds finite."""
         if self.low is None or self.high is None:

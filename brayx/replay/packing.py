@@ -303,17 +303,13 @@ def _check_action(action: np.ndarray, axes: int, acts: ActionSpec | None) -> Non
             f"action: expected the model's shape {acts.shape} a step, got {action.shape[axes:]}",
             field="action",
         )
-    steps = action.reshape(-1, max(math.prod(acts.shape), 1))
-    if acts.sizes:
-        steps = steps[:, : len(acts.sizes)]  # after the heads of a hybrid action come values without bounds
-        if action.dtype.kind == "f" and (steps != np.floor(steps)).any():
-            raise BadFragment("action: expected whole numbers, got fractions", field="action")
-        low, high = np.zeros(len(acts.sizes)), np.subtract(acts.sizes, 1.0)
-    elif acts.low is not None and acts.high is not None:
-        low, high = acts.low, acts.high
-    else:
+    if acts.bounds is None or not len(action):
         return
-    if not len(steps):
+    low, high = acts.bounds
+    steps = action.reshape(-1, max(math.prod(acts.shape), 1))[:, : len(low)]
+    if acts.sizes and action.dtype.kind == "f" and np.count_nonzero(steps != np.floor(steps)):
+        raise BadFragment("action: expected whole numbers, got fractions", field="action")
+    if not np.count_nonzero((steps < low) | (steps > high)):  # a quarter of the time of `any`
         return
     lowest, highest = steps.min(0), steps.max(0)
     for extreme, beyond in ((lowest, lowest < low), (highest, highest > high)):
