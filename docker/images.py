@@ -155,6 +155,7 @@ def build(images: Docker | Buildah) -> None:
 
 
 def main() -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it; so would the server
     if works("docker", "info"):
         images: Docker | Buildah = Docker()
     elif shutil.which("buildah") is not None and os.geteuid() == 0:
