@@ -36,6 +36,7 @@ setup: $(STAMP) ## create .venv with the pinned packages and brayx itself
 # An older one has rfc3987-syntax, with which each process of Ray takes 2 s longer to start.
 $(STAMP): requirements.lock pyproject.toml
 	@[ -n "$(PYTHON)" ] || { echo "make: no Python 3.11, 3.12 or 3.13 found: name one with PYTHON=" >&2; exit 1; }
+	@echo "make: installing packages into $(VENV): two to three minutes, longer on a slow network; pip is silent"
 	[ -x $(BIN)/python ] || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement <(grep -v '^torch==' requirements.lock)
 	$(BIN)/python -m pip install --quiet --no-compile --constraint requirements.lock \

@@ -1,10 +1,11 @@
-"""brayx beside RLlib, Ray Serve alone and Triton, each at its own work.
+"""brayx beside RLlib, Sample Factory, Ray Serve alone and Triton, each at its own work.
 
     python -m benchmarks.peers --peers build/peers --install   # installs the peers there, and measures
     python -m benchmarks.peers serve --rounds 3                # one of them
 
 *Learning*: seconds from a process's start until the mean return of 100 games of CartPole-v1 is 475, each program with
-settings that are known to work: brayx with its tuned preset, RLlib with those of its release tests.
+settings that are known to work: brayx with its tuned preset, RLlib with those of its release tests, Sample Factory with
+those of its example for CartPole.
 
 *Serving*: an echo behind Ray Serve alone (its default proxy, and with RAY_SERVE_THROUGHPUT_OPTIMIZED=1) beside an echo
 of brayx behind its own port, 16 sessions over HTTP, bodies of 256 bytes. And a policy of 4, 64, 64 and 2 behind
@@ -40,11 +41,23 @@ from benchmarks.train import environment_of, run_process
 
 PINS = {
     "rllib": ("dm-tree==0.1.9", "lz4==4.4.4", "ormsgpack==1.7.0", "scipy==1.17.1"),
+    "sample-factory": (
+        "sample-factory==2.1.1",
+        "signal-slot-mp==1.0.5",
+        "faster-fifo==1.5.2",
+        "colorlog==6.12.0",
+        "opencv-python-headless==5.0.0.93",
+        "tensorboardX==2.6.5",
+        "threadpoolctl==3.8.0",
+        "gymnasium==0.29.1",
+        "huggingface-hub==0.36.0",
+        "numpy==1.26.4",
+    ),
     "triton": ("nvidia-pytriton==0.7.0",),
 }
 T = TypeVar("T")
 TRITON_PYTHON = Path("triton", "bin", "python")
-CASES = ("rllib", "serve", "triton")
+CASES = ("rllib", "sample-factory", "serve", "triton")
 Rates = dict[str, list[float | None]]
 TARGET = 475.0
 SESSIONS = 16
@@ -77,11 +90,48 @@ def learn_rllib(seed: int) -> None:
     algorithm.stop()
 
 
-def learning_rllib(seed: int, peers: Path) -> float | None:
+def _made(name: str, config: Any = None, env_config: Any = None, render_mode: str | None = None) -> Any:
+    """An environment for Sample Factory, whose workers are spawned and import this."""
+    import gymnasium
+
+    return gymnasium.make(name)
+
+
+def learn_sample_factory(seed: int) -> None:
+    """The same of Sample Factory's APPO."""
+    from sample_factory.algo.runners.runner import AlgoObserver
+    from sample_factory.cfg.arguments import parse_full_cfg, parse_sf_args
+    from sample_factory.envs.env_utils import register_env
+    from sample_factory.train import make_runner
+
+    class Target(AlgoObserver):  # type: ignore[misc]
+        def on_training_step(self, runner: Any, training_iteration_since_resume: int) -> None:
+            returns = runner.policy_avg_stats.get("reward", [()])[0]
+            if len(returns) == 100 and sum(returns) / 100 >= TARGET:
+                print(json.dumps({"at": time.time()}), flush=True)
+                runner.cfg.train_for_seconds = 0
+
+    register_env("CartPole-v1", _made)
+    with tempfile.TemporaryDirectory(prefix="brayx-bench-") as folder:
+        words = [
+            "--env=CartPole-v1", "--algo=APPO", "--use_rnn=False", "--num_workers=2", "--num_envs_per_worker=20",
+            "--recurrence=1", "--with_vtrace=False", "--batch_size=512", "--reward_scale=0.1", "--device=cpu",
+            f"--seed={seed}", f"--train_dir={folder}", "--experiment=cartpole",
+        ]  # fmt: skip
+        parser, _ = parse_sf_args(argv=words)
+        _, runner = make_runner(parse_full_cfg(parser, words))
+        runner.register_observer(Target())
+        runner.init()
+        runner.run()
+
+
+LEARN = {"rllib": learn_rllib, "sample-factory": learn_sample_factory}
+
+
+def learning_peer(peer: str, seed: int, peers: Path) -> float | None:
     """Seconds from the process's start to the target; None: it failed."""
-    words = ["-m", _MODULE, "--learn", "--seeds", str(seed)]
-    ran = run_process(words, {"OMP_NUM_THREADS": "1"}, [peers / "rllib"])
-    return None if ran is None else float(json.loads(ran.out.splitlines()[-1])["at"]) - ran.started_s
+    ran = run_process(["-m", _MODULE, "--learn", peer, "--seeds", str(seed)], {"OMP_NUM_THREADS": "1"}, [peers / peer])
+    return None if ran is None else float(json.loads(re.findall(r'{"at": .*}', ran.out)[0])["at"]) - ran.started_s
 
 
 def learning_brayx(seed: int) -> float | None:
@@ -260,11 +310,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of learning (default: 0 1 2)")
     parser.add_argument("--peers", type=Path, default=Path("build/peers"), help="their folder (default: %(default)s)")
     parser.add_argument("--install", action="store_true", help="install the peers that are missing")
-    parser.add_argument("--learn", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--learn", choices=list(LEARN), help=argparse.SUPPRESS)
     parser.add_argument("--serve", choices=list(SERVES), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.learn or options.serve:
-        learn_rllib(options.seeds[0]) if options.learn else SERVES[options.serve]()
+        LEARN[options.learn](options.seeds[0]) if options.learn else SERVES[options.serve]()
         return 0
     cases = options.cases or CASES
     if options.install:
@@ -276,11 +326,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             say(f"{case} is not installed: --install")
             continue
         say(f"measuring {case}", style="dim")
-        if case == "rllib":
-            measured = {
-                "brayx, tuned preset": [learning_brayx(seed) for seed in options.seeds],
-                "RLlib": [learning_rllib(seed, options.peers) for seed in options.seeds],
-            }
+        if case in LEARN:
+            name = "RLlib" if case == "rllib" else "Sample Factory"
+            measured: Rates = {"brayx, tuned preset": [], name: []}
+            for seed in options.seeds:
+                measured["brayx, tuned preset"].append(learning_brayx(seed))
+                measured[name].append(learning_peer(case, seed, options.peers))
             add(table, "CartPole: s from start to 475", measured)
         elif case == "serve":
             add(table, "an echo over HTTP, ticks/s", echoes(options.rounds, options.seconds))
