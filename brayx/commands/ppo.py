@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from brayx.command_line import Parser, Switch, count, say
-from brayx.errors import BrayxError, ConfigError
+from brayx.errors import BrayxError, ConfigError, TrackingError
 from brayx.metrics.totals import mean_return
 from brayx.shutdown import end_within, wait_to_save
 from brayx.temporary import temporary_files
@@ -334,8 +334,11 @@ def _register(clerk: Clerk, name: str, result: LocalTrainResult) -> Registered:
     from brayx.engines.torch import describe
     from brayx.jobs.champion import register_trial
 
-    clerk.settle()  # the last checkpoint may be the best
-    version, outcome = clerk.call(register_trial, name, describe(result.module, result.forward_args))
+    try:
+        clerk.settle()  # the last checkpoint may be the best
+        version, outcome = clerk.call(register_trial, name, describe(result.module, result.forward_args))
+    except TrackingError as error:  # the training has a result all the same
+        return "", f"not registered: {error.message}"
     return f"models:/{name}/{version}" if version else "", outcome
 
 
