@@ -109,7 +109,7 @@ def learn_sample_factory(seed: int) -> None:
             returns = runner.policy_avg_stats.get("reward", [()])[0]
             if len(returns) == 100 and sum(returns) / 100 >= TARGET:
                 print(json.dumps({"at": time.time()}), flush=True)
-                runner.cfg.train_for_seconds = 0
+                runner.cfg.train_for_env_steps = 0  # it ends with this step
 
     register_env("CartPole-v1", _made)
     with tempfile.TemporaryDirectory(prefix="brayx-bench-") as folder:
