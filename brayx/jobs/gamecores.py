@@ -207,8 +207,8 @@ class Gamecores:
 
     def _fail(self, line: str, error: str, last: Sequence[str] = ()) -> None:
         self.failures += 1
-        self.messages.append(line)
         self._failed(line)
+        self.messages.append(line)
         if error not in self._seen and len(self._seen) < _MOST_ERRORS:
             self._seen.add(error)
             self._say("\n".join([f"{line}; its last lines:", *last] if last else [line]))

@@ -88,7 +88,7 @@ class Lobby:
 
     def __init__(self, job: JobConfig, actor: str) -> None:
         self.job, self._config = job, job.actors[actor]
-        self._gamecores = gamecores_of(job, actor)
+        self._gamecores, self._failure = gamecores_of(job, actor), ""
         self._behaviours: dict[str, _Behaviour] = {}
         self._arrived: queue.SimpleQueue[Contract] = queue.SimpleQueue()
         self._taken = 0
@@ -144,7 +144,7 @@ class Lobby:
             now = time.monotonic()
             if self.games.messages and self.games.messages[-1] != last:
                 last = self.games.messages[-1]
-                if not says_itself(last):
+                if not says_itself(last) and last != self._failure:
                     self.say(last)
             if hint := absence.hint({}):
                 self.say(f"{hint}; {waiting}{last and '; '}{last}")
@@ -263,4 +263,5 @@ class Lobby:
         return {"mode": "train", "waits_for": "a game's contract", "example": contract_example(contract)}
 
     def _failed(self, line: str) -> None:
+        self._failure = line  # `Gamecores` says it
         self._recorder.add("gamecores_failed", 1.0, note=one_line(line))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -203,7 +204,7 @@ def test_another_behaviour_is_held_until_it_acts_or_is_refused(pool: ThreadPoolE
         waiting.bind(Runtime(functools.partial(Echo, []), Recorder()), lambda line: None, lambda: None)
         starts.append(pool.submit(second.start, json.dumps(keeper), "b"))
         starts.append(pool.submit(third.start, json.dumps(runner), "c"))
-        until(lambda: len(waiting.doors.table.sessions) == 3, "all starts are held")
+        until(lambda: waiting._arrived.qsize() == 2, "both starts are held")
         assert {contract.behaviour for contract in waiting.arrived()} == {"keeper", "runner"}
         assert waiting.arrived() == []
         waiting.admit("runner")
@@ -286,6 +287,23 @@ def test_games_that_fail_and_send_no_contract_are_given_up(monkeypatch: pytest.M
             waiting.wait()
     assert waiting.games.running == 0
     assert any("no screen" in line for line in said), "what a game says while all wait is on the screen"
+
+
+def test_a_bridge_that_cannot_listen_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        bridge = f"brayx gamecore godot --url {{tcp_url}} --listen {port}"
+        waiting = lobby(f'actor.gamecores=[{{command: "{bridge}"}}]')
+        waiting.say = said.append
+        with waiting:
+            until(lambda: waiting.games.failures > 1, "it has tried again")
+            monkeypatch.setattr("brayx.local.lobby._CONNECT_S", 0.0)
+            with pytest.raises(StartupError, match=f"port {port} is taken"):
+                waiting.wait()
+    lines = [line for line in said if "is taken" in line]
+    assert len(lines) == 1
+    assert re.fullmatch(rf"port {port} is taken: .*--set game.listen=PORT.*; next try in 1 s", lines[0])
 
 
 def test_a_wait_for_a_game_is_said_again_and_again(pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
