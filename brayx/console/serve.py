@@ -40,8 +40,6 @@ def main(job: Channel, source: str, keys_file: str, descriptor: str) -> None:
         keys_file: path of the console's keys; empty: it has none.
         descriptor: file descriptor of the listening socket, which the job has opened.
     """
-    # Import MLflow before a page needs it: that takes seconds, and more beside a busy job.
-    threading.Thread(target=import_mlflow, name="brayx-console-imports", daemon=True).start()
     keys = ConsoleKeys(Keys.load(keys_file)) if keys_file else None
     app = create_app(Source(**json.loads(source), channel=job), keys)
     serve_app(socket.socket(fileno=int(descriptor)), app)
@@ -61,6 +59,8 @@ def serve_app(listening: socket.socket, app: FastAPI, connect: Connect | None = 
         url = f"http://localhost:{listening.getsockname()[1]}"
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=url, headers=headers)
 
+    if connect is None:  # import MLflow before a page needs it: that takes seconds, and more beside a busy job
+        threading.Thread(target=import_mlflow, name="brayx-console-imports", daemon=True).start()
     add_page(app, connect or in_process)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1, ws_ping_interval=None
