@@ -106,7 +106,8 @@ def calibrate(
     if seed is not None:
         job = job.model_copy(update={"seed": seed})
     if not job.leagues:
-        raise ConfigError(f"{job.file}: the job has no league, so there is nothing to calibrate")
+        instead = "; a start may ask for an opponent of self-play by its rating" if job.self_plays else ""
+        raise ConfigError(f"{job.file}: the job has no league, so there is nothing to calibrate{instead}")
     league = job.leagues[only("league", job.leagues)]
     actor = only("actor", job.actors, actor)
     try:

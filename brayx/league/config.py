@@ -246,6 +246,8 @@ class SelfPlayConfig(BaseModel):
     """Maximum sets of opponents' weights in memory; others are read from files when they play."""
     gate: GateConfig = GateConfig(min_games=50, share=0.2)
     """When a past version becomes champion."""
+    levels: str = "levels.yaml"
+    """File of difficulty levels, as of a league; behaviours need a file each."""
 
     def league(self, model: str, player: str = MAIN) -> LeagueConfig:
         """The league of one player that self-play is.
@@ -256,9 +258,8 @@ class SelfPlayConfig(BaseModel):
         """
         shares = {str(pool): share for pool, share in self.against.items()}
         main = PlayerConfig(role="main", against=shares, snapshot_every=self.snapshot_every)
-        return LeagueConfig(
-            model=model, players={player: main}, pool_size=self.pool_size, resident=self.resident, gate=self.gate
-        )
+        options = {name: getattr(self, name) for name in ("pool_size", "resident", "gate", "levels")}
+        return LeagueConfig(model=model, players={player: main}, **options)
 
     @field_validator("against")
     @classmethod

@@ -91,10 +91,10 @@ class ServedLeague:
 def served_league(
     job: JobConfig, uri: str, sources: Mapping[str, WeightSource], *, trial: str = "", on_ray: bool = False
 ) -> ServedLeague:
-    """The league whose players the sessions of a job can request.
+    """The league whose players the sessions of a job can request; self-play is a league of one player.
 
     Args:
-        job: the job.
+        job: the job; of one behaviour, if its project has learned several.
         uri: tracking URI of the registry.
         sources: source of each model's weights.
         trial: the league of this trial; empty: the newest.
@@ -105,10 +105,17 @@ def served_league(
             league of this trial.
         TrackingError: the store cannot be read.
     """
-    if not job.leagues:
+    if job.leagues:
+        config = job.leagues[only("league", job.leagues)]
+        name = pool_name(job, config.model)
+    elif job.self_plays and job.trainers:
+        config = job.self_plays[only("self_play", job.self_plays)].league(
+            job.trainers[only("trainer", job.trainers)].model
+        )
+        name = sources[config.model].name  # the behaviour's
+    else:
         return ServedLeague(None, refusal=f"project {job.project!r} has no league")
-    config = job.leagues[only("league", job.leagues)]
-    model, name = job.models[config.model], pool_name(job, config.model)
+    model = job.models[config.model]
     refusal = ""
     if model.engine in FROZEN:
         refusal = f"engine {model.engine} of model {config.model!r} takes no other weights"

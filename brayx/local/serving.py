@@ -93,9 +93,13 @@ class Serving:
         self._sources = {name: model.source for name, model in served.items()}
         job = next((model.job for model in served.values()), job)
         self._job, self._uri, self._console = job, uri, ""
-        league = served_league(job, uri, self._sources, trial=trial)
-        resident = league.resident(job.models)
-        of_registry = pool_args(job, uri, self._sources, league.versions)
+        leagues = {
+            name: served_league(model.job, uri, {model.component: model.source}, trial=trial)
+            for name, model in served.items()
+            if model.behaviour
+        } or {"": served_league(job, uri, self._sources, trial=trial)}
+        versions = {name or model: of for name, league in leagues.items() for model, of in league.versions.items()}
+        of_registry = pool_args(job, uri, self._sources, versions)
         self._pool = pool = Pool(*of_registry)
         self._recorder = recorder = LocalNumbers({}, "seconds")
         recorder.listen(pool.add)
@@ -103,7 +107,9 @@ class Serving:
         acting = {
             name: acting_from(
                 model.source,
-                model.job.model_copy(update={"models": resident}),
+                model.job.model_copy(
+                    update={"models": leagues.get(name, next(iter(leagues.values()))).resident(model.job.models)}
+                ),
                 model.component,
                 model.job.in_mode("serve").as_dict(),
                 recorder,
@@ -123,7 +129,7 @@ class Serving:
         self._host = LocalHost(
             config,
             Runtime(
-                self._make_actor(served, league, recorders),
+                self._make_actor(served, leagues, recorders),
                 recorder,
                 self._facts,
                 [self._end_work, *closing(recorders), *(acting_model.close for acting_model in acting.values())],
@@ -184,12 +190,17 @@ class Serving:
             recorder.close()
 
     def _make_actor(
-        self, served: Mapping[str, ServedModel], league: ServedLeague, recorders: Sequence[SessionLogOpener]
+        self,
+        served: Mapping[str, ServedModel],
+        leagues: Mapping[str, ServedLeague],
+        recorders: Sequence[SessionLogOpener],
     ) -> AgentActorFactory:
         """Makes the actors of sessions, of each behaviour with its own model and contract."""
         factories: dict[str, AgentActorFactory] = {}
 
-        def factory(job: JobConfig, models: Mapping[str, LocalModel], arms: Arms | None) -> AgentActorFactory:
+        def factory(
+            job: JobConfig, models: Mapping[str, LocalModel], arms: Arms | None, behaviour: str = ""
+        ) -> AgentActorFactory:
             services = Services(models, {}, self._recorder)
             return AgentActorFactory.of(
                 self.config,
@@ -199,7 +210,7 @@ class Serving:
                 services,
                 recorders=recorders,
                 arms=arms,
-                opponents=league.opponents(services, asyncio.to_thread),
+                opponents=leagues[behaviour].opponents(services, asyncio.to_thread),
                 behaviours=factories,
             )
 
@@ -207,7 +218,7 @@ class Serving:
             names = {model.component: name for name, model in served.items() if model.behaviour in ("", behaviour)}
             models = {component: self._models[name] for component, name in names.items()}
             arms = None if self._follower is None else _BehaviourArms(self._follower, names)
-            factories[behaviour] = factory(served[behaviour].job, models, arms)
+            factories[behaviour] = factory(served[behaviour].job, models, arms, behaviour)
         return next(iter(factories.values()), None) or factory(self._job, self._models, self._follower)
 
     def _facts(self) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from brayx.tracking import find
 from tests.end_to_end.jobs import FREE_PORTS, brayx, said_on_failure, setting, trials, without_ray
 from tests.end_to_end.test_game import Side
@@ -137,3 +139,20 @@ def test_behaviours_of_different_teams_learn_against_each_other_s_past_beside_on
     for behaviour in ("striker", "keeper"):
         (trial,) = trials(tmp_path, "game")[behaviour]
         assert find(f"models:/game-{behaviour}/1", trial.uri).run_id == trial.run_id
+    options = setting(*FREE_PORTS, "console_port=null")
+    with (
+        brayx(tmp_path, "serve", "game.yaml", *options, environment=without_ray(tmp_path)) as served,
+        said_on_failure(served),
+    ):
+        served.until(served.says("striker acts with models:/game-striker/"), "it acts")
+        door = re.search(r"http  (http://\S+)", served.err)
+        assert door is not None
+        game = Duel(door[1], 0)
+        for request in ({"version": 1}, {"player": "keeper"}, {"rating": -1e6}):
+            session = uuid.uuid4().hex
+            reply = game.post("start", session, **RIVALS[1], opponent=request)
+            assert reply["opponent"]["player"] == "keeper"
+            assert reply["opponent"]["points"] is not None
+            assert game.post("tick", session, obs=[0.0], reward=0.0)["say"] in range(6)
+        with pytest.raises(RuntimeError, match="brayx league calibrate"):
+            game.post("start", "none", **RIVALS[1], opponent={"level": "easy"})
