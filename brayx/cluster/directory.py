@@ -119,7 +119,7 @@ class _Snapshots:
     def give(self, session: str) -> SessionSnapshot:
         """A session's snapshot for its new owner; what is kept is out of date once that continues."""
         snapshot, size = self._kept[session]
-        self._kept[session] = (replace(snapshot, exact=False), size)
+        self._kept[session] = (replace(snapshot, exact=False, holder=None), size)
         return snapshot
 
     def drop(self, session: str) -> None:

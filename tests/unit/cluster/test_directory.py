@@ -1,5 +1,6 @@
 """The session directory's logic, with a clock of the test's own."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -330,9 +331,12 @@ class TestSnapshots:
 
     def test_a_repeated_takeover_gets_the_snapshot_again_marked_as_possibly_old(self, directory: Directory) -> None:
         directory.claim("s", "a")
-        directory.park("s", "a", snapshot(b"moved", exact=True))
-        assert directory.locate("s", "b") == snapshot(b"moved", exact=True)
-        assert directory.locate("s", "b") == snapshot(b"moved"), "its first answer may have been lost"
+        parked = replace(snapshot(b"moved", exact=True), holder="a|1")
+        directory.park("s", "a", parked)
+        assert directory.locate("s", "b") == parked
+        assert directory.locate("s", "b") == snapshot(b"moved"), (
+            "its answer may be lost, and another connection hold it"
+        )
         directory.bury("b")
         assert directory.locate("s", "c") == snapshot(b"moved")
 
