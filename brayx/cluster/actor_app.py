@@ -30,12 +30,15 @@ from brayx.cluster.named import WEIGHT_STORE, get_actor
 from brayx.cluster.pool import PoolClient
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.replica import ActorRuntime, actor_deployment
+from brayx.cluster.teams import SelfPlaySpec, TeamsInReplica
 from brayx.cluster.weights import WeightSubscriber, fetch_weights
 from brayx.engines import refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError
 from brayx.jobs.config import JobConfig
 from brayx.jobs.weights import followed_by, registered
+from brayx.league.config import LeagueConfig
 from brayx.league.served import ServedLeague
+from brayx.league.teams import TeamPlayers
 from brayx.model.arms import Followed, WeightSource
 from brayx.model.build import acting_model
 from brayx.model.checkpoints import engine_from
@@ -65,6 +68,7 @@ class ActorSpec:
         recording: how sessions are recorded; None: they are not.
         pool: source of aliases for models served by one; None: there are none.
         league: the league in training that the sessions play in; None: there is none.
+        self_play: the self-play of teams; None: there is none.
         behaviours: the specs of all behaviours of a training, by name; the first one's is this. Empty: it has one.
         served_league: the league whose players a start can request; None: its request is left to the agents.
     """
@@ -82,6 +86,7 @@ class ActorSpec:
     pool: PoolClient | None = None
     league: LeagueSpec | None = None
     served_league: ServedLeague | None = None
+    self_play: SelfPlaySpec | None = None
     behaviours: Mapping[str, ActorSpec] = field(default_factory=dict)
 
     @property
@@ -133,7 +138,9 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         elif spec.league is None or name != spec.learned:
             models[name] = await _local_model(name, spec, aliases, runtime)
     league, learners = await _league(spec, runtime)
-    players = None if league is None else league.seats(await _snapshots(spec, league, runtime), models)
+    players = (
+        None if league is None else league.seats(await _snapshots(spec, league.config, runtime, league.weights), models)
+    )
     if spec.league is not None:  # requests without a session use the first learner's
         models[spec.learned] = next(iter(learners.values()))
     following = runtime.follower = await _following(spec, models, aliases, runtime)
@@ -154,7 +161,7 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         services,
         recorders=recorders,
         arms=following,
-        players=players,
+        players=players or _teams(spec, services, runtime),
         opponents=None if spec.served_league is None else spec.served_league.opponents(services, run),
         behaviours=behaviours,
     )
@@ -189,7 +196,8 @@ async def _of_behaviour(
     buffers = await _buffers(spec, runtime, recorder)
     runtime.close.append(functools.partial(asyncio.to_thread, recorder.close))
     services = Services(models, buffers, recorder)
-    return AgentActorFactory.of(spec.actor, spec.agents, spec.folder, spec.config, services, recorders=recorders)
+    parts = {"recorders": recorders, "players": _teams(spec, services, runtime)}
+    return AgentActorFactory.of(spec.actor, spec.agents, spec.folder, spec.config, services, **parts)
 
 
 async def _buffers(spec: ActorSpec, runtime: ActorRuntime, recorder: HubClient) -> dict[str, Any]:
@@ -216,22 +224,28 @@ async def _league(spec: ActorSpec, runtime: ActorRuntime) -> tuple[LeagueInRepli
     return LeagueInReplica(spec.league, spec.folder, models, runtime.recorder), models
 
 
-async def _snapshots(spec: ActorSpec, league: LeagueInReplica, runtime: ActorRuntime) -> LocalModel:
+async def _snapshots(
+    spec: ActorSpec, league: LeagueConfig, runtime: ActorRuntime, fetch: Callable[[int], Awaitable[Weights]]
+) -> LocalModel:
     """The model that acts with the weights of snapshots."""
-    assert spec.league is not None
-    name = spec.learned
-    config = spec.models[name]
-    module, example = acting_model(spec.folder, config.module, name, spec.config)
+    config = spec.models[league.model]
+    module, example = acting_model(spec.folder, config.module, league.model, spec.config)
     engine, version = await asyncio.to_thread(engine_from, config, module, example, None, "", None)
     model = LocalModel(
-        engine,
-        version=version,
-        max_versions=spec.league.config.max_versions,
-        fetch=league.weights,
-        **batching(config, runtime.recorder),
+        engine, version=version, max_versions=league.max_versions, fetch=fetch, **batching(config, runtime.recorder)
     )
     runtime.close.append(model.close)
     return model
+
+
+def _teams(spec: ActorSpec, services: Services, runtime: ActorRuntime) -> TeamPlayers | None:
+    """Gives the sessions of teams their players in self-play; None: there is no self-play."""
+    if spec.self_play is None:
+        return None
+    league = spec.self_play.config.league(spec.self_play.model)
+    teams = TeamsInReplica(spec.self_play, services, functools.partial(_snapshots, spec, league, runtime))
+    runtime.close.append(teams.close)
+    return teams.players
 
 
 def _normalising(config: Mapping[str, Any]) -> str | None:
@@ -357,7 +371,8 @@ def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Applicat
     # A training's own gamecores have no keys: these are for clients of a service.
     requires_keys = spec.config["mode"] != "train"
     # The sessions of a league's game are on one replica, whether they share states or not.
-    config = spec.actor if spec.league is None else spec.actor.model_copy(update={"share": "game"})
+    in_games = spec.league is not None or spec.self_play is not None
+    config = spec.actor.model_copy(update={"share": "game"}) if in_games else spec.actor
     return actor_deployment(build, config, name=name, directory=directory, handles=handles, requires_keys=requires_keys)
 
 

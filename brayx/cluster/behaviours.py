@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from brayx.cluster.hub import numbers_of
+from brayx.cluster.self_play import RaySelfPlays
 from brayx.cluster.trainee import RayTrainee
 from brayx.jobs.behaviours import Behaviours, further_job, joined_snapshots
 from brayx.jobs.checks import check_learning
@@ -23,6 +24,7 @@ from brayx.tracking import Trial
 if TYPE_CHECKING:
     from brayx.gamecore.contract import Contract
     from brayx.jobs.training import Snapshot
+    from brayx.league.training import LeagueTraining
     from brayx.replay.packing import Layout
 
 
@@ -55,7 +57,7 @@ class RayBehaviours(Behaviours[RayTrainee]):
             for contract in map(parse_contract, job.contracts[1:]):
                 self._add(further_job(job, contract, self.trainees), contract, trial, stack)
             self._stack = stack.pop_all()
-        self.jobs = self._jobs
+        self.jobs, self._self_plays = self._jobs, RaySelfPlays(say)
 
     def _add(self, job: JobConfig, contract: Contract, parent: Trial, stack: contextlib.ExitStack) -> None:
         name, layout = contract.behaviour, check_learning(job)
@@ -76,6 +78,19 @@ class RayBehaviours(Behaviours[RayTrainee]):
         if name not in self.trainees or not self.trainees[name].ended:
             trial.finish("KILLED")
 
+    def look(self) -> None:
+        """See `Behaviours.look` and `RaySelfPlays.look`."""
+        self._self_plays.look(self._jobs, self.trainees)
+        super().look()
+
+    def league(self, name: str) -> LeagueTraining[RayTrainee] | None:
+        """See `Behaviours.league`."""
+        return self._self_plays.league(name)
+
+    def standings(self) -> str:
+        """See `Trainees.standings`."""
+        return self._self_plays.standings()
+
     def feed(self) -> None:
         """Starts the sources of all behaviours but the first."""
         for sources in self._sources.values():
@@ -93,4 +108,5 @@ class RayBehaviours(Behaviours[RayTrainee]):
 
     def end(self) -> None:
         """Ends all actors; idempotent."""
+        self._self_plays.close()
         self._stack.close()

@@ -26,6 +26,7 @@ from brayx.cluster.rollout import Workers
 from brayx.cluster.rollout_worker import worker_spec
 from brayx.cluster.scale import answer_requests, tell_where
 from brayx.cluster.start import nodes_and_own
+from brayx.cluster.teams import SelfPlaySpec
 from brayx.cluster.trainee import RayTrainee
 from brayx.console.job import console_keys, console_of_training
 from brayx.errors import ConfigError, StartupError
@@ -195,8 +196,6 @@ class _RayTraining(JobTraining):
         self._is_deployed = False
         starting = "the learner and the actors" if self.actor else "the learner"
         say(f"Ray is up; the timer starts now. Starting {starting}")
-        if job.self_plays:
-            say("self_play has no effect on a cluster: all teams of a behaviour learn with one model")
 
     def open_doors(self) -> None:
         pass  # a deployment takes long: it starts beside the learner
@@ -266,7 +265,7 @@ class _RayTraining(JobTraining):
         weights[learned] = WeightSource(store=names.get("weights", ""))
         # The end of a training does not wait for games: replicas send their last episodes at once.
         hasty = job.actors[self.actor].model_copy(update={"drain_timeout_s": 0.0})
-        return actor_spec(
+        spec = actor_spec(
             job.model_copy(update={"actors": {**job.actors, self.actor: hasty}}),
             self.actor,
             mode="train",
@@ -275,6 +274,9 @@ class _RayTraining(JobTraining):
             hub=names["hub"],
             league=league,
         )
+        for options in job.self_plays.values():
+            spec = dataclasses.replace(spec, self_play=SelfPlaySpec(names["league"], options, learned))
+        return spec
 
 
 def deploy(application: Any, actor: str) -> None:

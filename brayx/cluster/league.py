@@ -59,6 +59,18 @@ class Drawn(NamedTuple):
     learning: Mapping[str, Learning]
 
 
+class Progress(NamedTuple):
+    """How far a league has come.
+
+    Attributes:
+        env_steps: of all players that learn; None: not known since the actor's restart.
+        champion: its champion.
+    """
+
+    env_steps: int | None
+    champion: Member | None
+
+
 class _LeagueActor(League):
     """`League` as a Ray actor. A call is repeated after a lost answer, so every method may be called twice."""
 
@@ -69,6 +81,10 @@ class _LeagueActor(League):
         self._files = SnapshotFiles(Path(weights))
         self._learning = dict(learning)
         self._knows_learners = False
+        self._env_steps: dict[str, int] = {}
+
+    def progress(self) -> Progress:
+        return Progress(sum(self._env_steps.values()) if self._env_steps else None, self.champion())
 
     def drawn(self, game: str) -> Drawn:
         return Drawn(self.draw(game), self._learning)
@@ -84,6 +100,7 @@ class _LeagueActor(League):
             if restarted and self._knows_learners:  # otherwise this actor restarted, not the player
                 self.void_games(name)
         self._knows_learners, self._learning = True, dict(learning)
+        self._env_steps[player] = env_steps
         for other in set(self.learners) - self._learning.keys():
             self.retire(other, "its learner has ended")
         return self.due(player, env_steps)

@@ -38,7 +38,7 @@ log = limited(__name__)
 
 _MAX_QUEUED = 10_000
 """Maximum games that wait to be counted; when it is reached, further games are lost."""
-_LAST_GAMES_S = 1.5
+LAST_GAMES_S = 1.5
 """Deadline for a replica that shuts down to send its ended games."""
 
 
@@ -85,6 +85,10 @@ class LeagueInReplica:
         folder: folder of the job's YAML, searched first for scripts.
         models: acting model of each player that learns; it follows the player's weight store.
         recorder: the replica's recorder.
+
+    Attributes:
+        config: the league's options.
+        weights: fetches the weights of a snapshot, see `snapshot_weights`.
     """
 
     def __init__(
@@ -94,26 +98,12 @@ class LeagueInReplica:
         models: Mapping[str, LocalModel],
         recorder: Recorder,
     ) -> None:
-        self._spec, self._folder, self._models = spec, folder, models
+        self._spec, self.config, self._folder, self._models = spec, spec.config, folder, models
         self._recorder = recorder
         self._league = get_actor(spec.actor, THE_LEAGUE)
+        self.weights = functools.partial(snapshot_weights, self._league)
         self._open: dict[str, LearningPlayer] = {}
         self._seats: LeagueSeats | None = None
-
-    async def weights(self, version: int) -> Weights:
-        """Fetches the weights of a snapshot.
-
-        Raises:
-            VersionUnknown: the league does not have them.
-            DeadlineExceeded, ModelError: the league does not answer, or has ended.
-        """
-
-        async def call() -> Weights:
-            weights: Weights = await self._league.weights.remote(version)
-            return weights
-
-        reply: Weights = await answer_with_retry(call, ANSWER_S, THE_LEAGUE)
-        return reply
 
     def seats(self, snapshots: LocalModel, others: Mapping[str, Any]) -> LeagueSeats:
         """Gives sessions their players. The players' buffers are opened with the first draw, which names them.
@@ -135,7 +125,7 @@ class LeagueInReplica:
     async def close(self) -> None:
         """Sends the last games, fragments and metrics."""
         if self._seats is not None:
-            await self._seats.close(_LAST_GAMES_S)
+            await self._seats.close(LAST_GAMES_S)
         await asyncio.gather(*(_close(player) for player in self._open.values()))
 
     async def _follow(self, player: str, parts: Learning) -> LearningPlayer:
@@ -153,6 +143,22 @@ class LeagueInReplica:
         if before is not None:
             await _close(before)
         return opened
+
+
+async def snapshot_weights(league: Any, version: int) -> Weights:
+    """Fetches the weights of a snapshot from a league's actor.
+
+    Raises:
+        VersionUnknown: the league does not have them.
+        DeadlineExceeded, ModelError: the league does not answer, or has ended.
+    """
+
+    async def call() -> Weights:
+        weights: Weights = await league.weights.remote(version)
+        return weights
+
+    reply: Weights = await answer_with_retry(call, ANSWER_S, THE_LEAGUE)
+    return reply
 
 
 async def _close(player: LearningPlayer) -> None:
@@ -191,7 +197,8 @@ class LeagueSeats:
         self._follow = follow
         self._following = asyncio.Lock()
         self._draws: dict[str, asyncio.Task[Game]] = {}
-        self._ended = EndedGames(league, numbers, timeout_s)
+        self._numbers = numbers
+        self._ended = EndedGames(league, self._record, timeout_s)
 
     async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
         """See `brayx.actor.players.Players.seat`."""
@@ -241,6 +248,9 @@ class LeagueSeats:
         self._learners = set(drawn.learning)
         return drawn.game
 
+    def _record(self, finished: Finished | None, note: str) -> None:
+        self._numbers.add("league_games", 1.0, label=LOST if finished is None else finished.outcome, note=note)
+
     def _leave(self, session: str, reason: str) -> None:
         game = self._games.ended(session, reason)
         if game is not None:
@@ -252,12 +262,14 @@ class EndedGames:
 
     Args:
         league: Ray's handle of the league's actor.
-        numbers: counts games by outcome.
+        record: records a game that was counted; None and the reason: it is lost.
         timeout_s: deadline of a call.
     """
 
-    def __init__(self, league: Any, numbers: Recorder, timeout_s: float = ANSWER_S) -> None:
-        self._league, self._numbers, self._timeout_s = league, numbers, timeout_s
+    def __init__(
+        self, league: Any, record: Callable[[Finished | None, str], None], timeout_s: float = ANSWER_S
+    ) -> None:
+        self._league, self._record, self._timeout_s = league, record, timeout_s
         self._queue: deque[Game] = deque()
         self._sending: asyncio.Task[None] | None = None
         self._closed = False
@@ -285,8 +297,7 @@ class EndedGames:
         while self._queue:
             game = self._queue[0]
             try:
-                finished = await self._finish(game)
-                self._numbers.add("league_games", 1.0, label=finished.outcome)
+                self._record(await self._finish(game), "")
             except BrayxError as error:
                 self._lose(error.message)
             self._queue.popleft()
@@ -308,4 +319,4 @@ class EndedGames:
                 log.warning("game %s is not counted yet: %s", game.id, error.message)
 
     def _lose(self, reason: str) -> None:
-        self._numbers.add("league_games", 1.0, label=LOST, note=reason)
+        self._record(None, reason)

@@ -64,15 +64,7 @@ class RayLeagueTraining:
             "sessions": f"{trial.run_id}/sessions",
         }
         self._stores = {name: f"{trial.run_id}/{name}/weights" for name in config.learners}
-        files, books = SnapshotFiles(league_folder(trial) / "weights"), books_file(trial)
-        module, _ = build_model(
-            job.folder, job.models[config.model].module, config.model, job.in_mode("train").as_dict()
-        )
-        clerk = InProcessClerk(trial)
-        with contextlib.closing(Ledger(books)) as ledger:
-            pool = [snapshot.member for snapshot in ledger.snapshots() if not snapshot.dropped]
-            meet_champion(job, ledger, files, clerk, module, say)
-        fetch_snapshots(job, pool, files, clerk, module)
+        files, clerk = open_books(job, trial, say), InProcessClerk(trial)
         self._made: list[RayTrainee] = []
         with contextlib.ExitStack() as stack:
             self.hub = create_hub(self.names["hub"], trial, x_axis=job.trainers[only("trainer", job.trainers)].x_axis)
@@ -86,7 +78,7 @@ class RayLeagueTraining:
             self.training: LeagueTraining[RayTrainee] = LeagueTraining(job, trial, clerk, self, files, say)
             learning = {name: _learning(trainee) for name, trainee in self.training.trainees.items()}
             actor = create_league(
-                self.names["league"], config, league_folder(trial) / "weights", books, job.seed, learning
+                self.names["league"], config, league_folder(trial) / "weights", books_file(trial), job.seed, learning
             )
             stack.callback(end_actor, actor)
             self.league = RemoteLeague(actor, learning, say)
@@ -123,6 +115,21 @@ class RayLeagueTraining:
             trainee.close()
             if not trainee.ended:
                 trainee.trial.finish("KILLED")
+
+
+def open_books(job: JobConfig, trial: Trial, say: Callable[[str], None]) -> SnapshotFiles:
+    """Makes a league's books and the files of its snapshots, before its actor opens them; returns the files.
+
+    Arguments and errors are those of `RayLeagueTraining`.
+    """
+    config = job.leagues[only("league", job.leagues)]
+    files, clerk = SnapshotFiles(league_folder(trial) / "weights"), InProcessClerk(trial)
+    module, _ = build_model(job.folder, job.models[config.model].module, config.model, job.in_mode("train").as_dict())
+    with contextlib.closing(Ledger(books_file(trial))) as ledger:
+        pool = [snapshot.member for snapshot in ledger.snapshots() if not snapshot.dropped]
+        meet_champion(job, ledger, files, clerk, module, say)
+    fetch_snapshots(job, pool, files, clerk, module)
+    return files
 
 
 def _learning(trainee: RayTrainee) -> Learning:

@@ -70,7 +70,8 @@ class RayTrainee:
         weights = initial_weights(config, job.folder, self.clerk.call, self._module)
         run = trial.run_id
         actors = {name: f"{run}/buffer/{name}" for name in (*config.buffers, *config.eval_buffers)}
-        self.names = {part: f"{run}/{part}" for part in ("weights", "moments", "sessions")} | {"hub": hub_name(trial)}
+        parts = "weights", "moments", "sessions", "league"
+        self.names = {part: f"{run}/{part}" for part in parts} | {"hub": hub_name(trial)}
         self.names |= {f"buffer/{name}": actor for name, actor in actors.items()}
         self.names |= {"weights": store} if store else {}
         shares = zip(config.buffers, config.weights or [1.0] * len(config.buffers), strict=True)

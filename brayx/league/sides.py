@@ -32,6 +32,25 @@ _OPPOSITE = {"win": "loss", "loss": "win", "draw": "draw"}
 
 
 @dataclass(frozen=True)
+class Asked:
+    """The draw of a stretch that is to begin.
+
+    Attributes:
+        id: of the draw, which is a function of it.
+        turn: whose turn it is to learn.
+        learning: the team that learns.
+        players: who plays it.
+        opponents: who plays the other teams.
+    """
+
+    id: str
+    turn: int
+    learning: int
+    players: Sequence[str]
+    opponents: Sequence[str]
+
+
+@dataclass(frozen=True)
 class Stretch:
     """The sides of all games that begin in the same stretch.
 
@@ -164,7 +183,7 @@ class Sides:
         self._agents.update(sides._agents)
         self.steps += sides.steps
 
-    def assign(self, game: str, session: str, draw: Draw) -> Member:
+    def assign(self, game: str, session: str, draw: Draw | None) -> Member:
         """The member that plays a session whose team is named.
 
         Args:
@@ -212,32 +231,40 @@ class Sides:
         by, word = running.results.get(player, ("", ""))
         return running.stretch.game(word) if by == session else None
 
-    def stretch(self, draw: Draw) -> Stretch:
+    def stretch(self, draw: Draw | None) -> Stretch:
         """The sides of games that begin now.
 
         Args:
-            draw: draws their members.
+            draw: draws their members; None: they stay, since the caller begins each stretch by itself.
         """
-        turn = self.env_steps // self._config.team_every
-        if self._stretch is None or turn != self._turn or self._is_over(self._stretch):
-            # A team without games must not be the one that learns, but one may be between two games now.
-            teams = sorted(self._seen)
-            teams = [team for team in teams if not self._is_done(team)] or teams
-            learning = teams[turn % len(teams)]
-            players = self._players(learning)
-            others = [
-                name for name, named in sorted(self._named.items()) if len(self._named) == 1 or named - {learning}
-            ]
-            game = draw(f"{self.env_steps} {self.steps}", players, others)  # the draw is a function of it
-            self._stretch = Stretch(
-                learning,
-                dict(zip(players, game.members[: len(players)], strict=True)),
-                dict(zip(others, game.members[len(players) :], strict=True)),
-                learns=bool(game.learner),
-            )
-            self._turn, self._began_at, self._episodes = turn, self.steps, 0
-            self._seen = self.running_teams
+        if draw is not None and (asked := self.asked()) is not None:
+            self.begin(asked, draw(asked.id, asked.players, asked.opponents))
+        assert self._stretch is not None
         return self._stretch
+
+    def asked(self) -> Asked | None:
+        """The draw of the next stretch, if it is to begin now."""
+        turn = self.env_steps // self._config.team_every
+        if self._stretch is not None and turn == self._turn and not self._is_over(self._stretch):
+            return None
+        # A team without games must not be the one that learns, but one may be between two games now.
+        teams = sorted(self._seen)
+        teams = [team for team in teams if not self._is_done(team)] or teams
+        learning = teams[turn % len(teams)]
+        others = [name for name, named in sorted(self._named.items()) if len(self._named) == 1 or named - {learning}]
+        return Asked(f"{self.env_steps} {self.steps}", turn, learning, self._players(learning), others)
+
+    def begin(self, asked: Asked, game: Game) -> None:
+        """Begins a stretch with the members of a drawn game."""
+        count = len(asked.players)
+        self._stretch = Stretch(
+            asked.learning,
+            dict(zip(asked.players, game.members[:count], strict=True)),
+            dict(zip(asked.opponents, game.members[count:], strict=True)),
+            learns=bool(game.learner),
+        )
+        self._turn, self._began_at, self._episodes = asked.turn, self.steps, 0
+        self._seen = self.running_teams
 
     def count_episodes(self, session: str, agents: int, episodes: int) -> None:
         """Counts episodes of a session of several agents: a stretch waits for as many as the learning team has agents.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brayx.actor.agent import Services
-from brayx.actor.players import LearningPlayer, SeatedPlayer, no_league
+from brayx.actor.players import LearningPlayer
 from brayx.errors import BadWeights, TrackingError
 from brayx.jobs.champion import behaviour_pool
 from brayx.jobs.config import JobConfig, pool_name
@@ -34,8 +34,8 @@ from brayx.league.ledger import Ledger
 from brayx.league.member import INCUMBENT, Member
 from brayx.league.rivals import Rivals
 from brayx.league.sides import Sides, Stretch
+from brayx.league.teams import CountingBuffer, TeamPlayers, record_result, services_of
 from brayx.local.league_training import LocalLeague, LocalLeagueTraining
-from brayx.local.row_player import RowPlayer
 from brayx.local.trainee import LocalTrainee
 from brayx.metrics import Recorder
 from brayx.metrics.numbers import LocalNumbers
@@ -46,84 +46,13 @@ from brayx.tracking import Trial
 if TYPE_CHECKING:
     from torch import nn
 
-    from brayx.gamecore.contract_ticks import Tick
     from brayx.league.training import LeagueTraining
     from brayx.model.acting import ActingModel
     from brayx.model.local import LocalModel
     from brayx.tracking.clerk import Clerk
-    from brayx.types import Columns, Fragment
 
 _START_S, _RETRY_S = 3.0, 10.0
 """Deadline for the first call of MLflow to start, and time to the next try."""
-
-
-class TeamPlayers:
-    """Gives the sessions of a behaviour their players: `brayx.actor.players.Players`.
-
-    Args:
-        config: the options.
-        services: the models, buffers and recorder of a session that learns.
-
-    Attributes:
-        name: the behaviour as a player.
-        sides: which team plays with which weights.
-        services: as given.
-        league: draws the opponents; None: there are none yet, and all sessions learn.
-        is_resumed: the training was resumed, and its behaviour played itself before.
-    """
-
-    def __init__(self, config: SelfPlayConfig, services: Services) -> None:
-        self.name, self.sides, self.services = MAIN, Sides(config), services
-        self.league: SidesLeague | None = None
-        self.is_resumed = False
-
-    @property
-    def has_teams(self) -> bool:
-        """Whether the behaviour plays itself."""
-        return self.is_resumed or len(self.sides.teams) > 1
-
-    async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
-        """See `brayx.actor.players.Players.seat`."""
-        league, team = self.league, start["contract"].team  # first: a group's league comes after its sides
-        self.sides.name_team(session, team, self.name)
-
-        def leave(reason: str) -> None:
-            self.sides.ended(session, reason)
-
-        if start.get("rows"):
-            return RowPlayer(session, team, self).seated(leave)
-        if league is None:
-            return replace(no_league(self.services), leave=leave)
-        player = await league.seat(session)
-        services = replace(player.services, caught_up=self.services.caught_up)
-
-        def report_sign(tick: Tick) -> None:
-            """Reports the last reward of a game that gives no other result: its sign counts, as in ML-Agents."""
-            if player.report is not None and tick.result is None and (tick.terminated or tick.truncated):
-                player.report(float(tick.reward))
-
-        return replace(player, services=services, sees=report_sign)
-
-    def stretch(self) -> Stretch | None:
-        """See `Stretches.stretch`."""
-        return None if self.league is None else self.league.stretch()
-
-    def services_of(self, stretch: Stretch | None, team: int) -> tuple[Services, bool]:
-        """See `Stretches.services_of`."""
-        return (self.services, True) if stretch is None or self.league is None else self.league.services(stretch, team)
-
-    def count(self, game: Game) -> None:
-        """See `Stretches.count`."""
-        if self.league is not None:
-            self.league.count(game)
-
-    def count_episodes(self, session: str, agents: int, episodes: int) -> None:
-        """See `Stretches.count_episodes`."""
-        self.sides.count_episodes(session, agents, episodes)
-
-    def count_steps(self, steps: int) -> None:
-        """See `Stretches.count_steps`."""
-        self.sides.steps += steps
 
 
 class SelfPlay(LocalLeagueTraining):
@@ -238,10 +167,7 @@ class SidesLeague(LocalLeague):
 
     def services(self, stretch: Stretch, team: int) -> tuple[Services, bool]:
         """The services of a team's agents, and whether their steps are learned from."""
-        name = self.rival or MAIN
-        player, version = stretch.member(team, name)
-        learns = stretch.learned_from(team, name)
-        return self._seating.seated(player, version, learns=learns, report=_nothing, leave=_nothing).services, learns
+        return services_of(self._seating, stretch, team, self.rival or MAIN)
 
     def count(self, game: Game) -> None:
         """Counts a game that has ended."""
@@ -249,13 +175,7 @@ class SidesLeague(LocalLeague):
             self._finish(game)
 
     def _record(self, finished: Finished | None, note: str) -> None:
-        if finished is None or not finished.learner:
-            return
-        place, other = finished.ranks
-        for opponent in finished.teams[1]:
-            is_champion = opponent == self._league.champion_of(opponent.player)
-            kind = "latest" if not opponent.version else "champion" if is_champion else "past"
-            self._numbers.add("league_win_rate", 0.5 if place == other else float(place < other), label=kind)
+        record_result(self._numbers, finished, self._league.champion_of)
 
 
 class RivalsLeague(SidesLeague):
@@ -324,21 +244,6 @@ class RivalGroup:
             with self.lock:
                 self._league[0].join(player, config)
         return self._league
-
-
-def _nothing(_: Any) -> None:
-    """The results of a session of several agents come with its rows."""
-
-
-class CountingBuffer:
-    """A buffer that counts the transitions which agents push to another one."""
-
-    def __init__(self, sides: Sides, buffer: Callable[[], Any]) -> None:
-        self._sides, self._buffer = sides, buffer
-
-    def push(self, *replays: Fragment | Columns) -> None:
-        self._sides.steps += sum(map(len, replays))
-        self._buffer().push(*replays)
 
 
 class SelfPlays:

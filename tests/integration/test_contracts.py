@@ -27,11 +27,15 @@ from brayx.gamecore.contract_client import ContractClient
 from brayx.jobs.config import JobConfig
 from brayx.jobs.recorded import read_meta
 from brayx.jobs.shipped import TEMPLATES
+from brayx.league.files import books_file
+from brayx.league.ledger import Ledger
 from brayx.model.build import build_model
 from brayx.tracking import Trial, find, local_files, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
 from tests.end_to_end.test_game import Side, Three
+from tests.end_to_end.test_self_play import DUEL, Duels
+from tests.end_to_end.test_self_play import OPTIONS as SELF_PLAY
 from tests.integration.conftest import Ingress
 from tests.integration.training import Training
 
@@ -133,18 +137,24 @@ def native_door(ingress: Ingress) -> str | None:
     return None
 
 
+def opened_door(training: Training, ingress: Ingress) -> str:
+    """The faster door, once it is open."""
+    doors: list[str] = []
+    training.until(lambda: doors.extend(filter(None, [native_door(ingress)])) or doors, "its door is open")
+    return doors[0]
+
+
 @pytest.mark.cluster
 def test_each_behaviour_learns_by_itself_and_has_its_champion(ingress: Ingress, tracking_db: str) -> None:
     contracts = json.dumps([Side.contract, Three.contract])
     own = "behaviours.three.network.hidden=[32]"
     job = JobConfig.load(TEMPLATES / "game.yaml", [*OPTIONS, own, f"contract={contracts}"])
-    doors: list[str] = []
     with Training(job, ingress, tracking_db) as training:
-        training.until(lambda: doors.extend(filter(None, [native_door(ingress)])) or doors, "its door is open")
+        door = opened_door(training, ingress)
         refused = Contract.parse({**CONTRACT, "behaviour": "four"})
-        with ContractClient(doors[0], refused, timeout_s=WAIT_S) as client, pytest.raises(BadBody, match="is 'four'"):
+        with ContractClient(door, refused, timeout_s=WAIT_S) as client, pytest.raises(BadBody, match="is 'four'"):
             client.start()
-        with playing(doors[0], Side, Three):
+        with playing(door, Side, Three):
             training.until(lambda: training.result, "both have their steps")
     result = training.result
     assert result is not None
@@ -157,3 +167,31 @@ def test_each_behaviour_learns_by_itself_and_has_its_champion(ingress: Ingress, 
         assert (trial.name, trial.status) == ("main" if name == "agent" else name, "FINISHED")
         assert champion.tags["brayx.contract"] == Contract.parse(contract).id
         assert read_meta(local_files(champion, tracking_db))["job"]["network"]["hidden"] == hidden
+
+
+@pytest.mark.cluster
+def test_teams_are_learned_by_self_play(ingress: Ingress, tracking_db: str, capfd: pytest.CaptureFixture[str]) -> None:
+    contract = json.dumps(DUEL[0])
+    options = [*OPTIONS, *SELF_PLAY, "trainer.num_steps=1000000", "self_play.snapshot_every=300"]
+    job = JobConfig.load(TEMPLATES / "game.yaml", [*options, f"contract={contract}"])
+    said: list[str] = []
+
+    def says(pattern: str) -> bool:
+        said.append("".join(capfd.readouterr()))
+        return re.search(pattern, "".join(said)) is not None
+
+    with Training(job, ingress, tracking_db) as training:
+        duels = Duels(opened_door(training, ingress))
+        duels.may_learn.set()
+        training.until(lambda: says("behaviour 'duel' has teams 0, 1: one learns"), "it begins")
+        training.until(lambda: says(r"'duel': main:1 is champion: there is no champion yet"), "it has a champion")
+        training.until(lambda: says(r"'duel': main:4 joins the pool"), "it learns against its past")
+    duels.join()
+    assert training.result is not None
+    assert re.search(r"main:1 +\d+ ", training.result.outcome), "the table has the first version"
+    trial = training.result.trial
+    assert find(f"models:/{LEARNED}-duel@champion", tracking_db).run_id == trial.run_id
+    assert training.result.numbers["league_win_rate.past"] >= 0.0
+    with contextlib.closing(Ledger(books_file(trial), read_only=True)) as ledger:
+        past = [pair for pair in ledger.pairs() if any(member.version for member in pair)]
+    assert past, "games against past versions are counted"

@@ -20,7 +20,6 @@ from brayx.cluster.actor_app import (
     application,
     build_runtime,
 )
-from brayx.cluster.league_seats import LeagueSpec
 from brayx.cluster.pool import PoolClient
 from brayx.cluster.replica import ActorReplica, ActorRuntime
 from brayx.engines.base import save_weights
@@ -166,15 +165,12 @@ async def test_a_replica_keeps_as_many_snapshots_as_may_stay_in_memory(resident:
     players = {"main": {"role": "main"}}
     config = LeagueConfig.model_validate({"model": "model", "resident": resident, "players": players})
     spec = actor_spec(job, "actor", mode="train", weights={"model": WeightSource()})
-    spec = replace(spec, league=LeagueSpec("league", config, {}, ()))
     module, _ = build_model(job.folder, job.models["model"].module, "model", job.as_dict())
 
-    class Files:
-        async def weights(self, version: int) -> Weights:
-            return module_weights(module)
+    async def weights(version: int) -> Weights:
+        return module_weights(module)
 
-    league: Any = Files()
-    model = await _snapshots(spec, league, ActorRuntime(make_actor=Built))  # type: ignore[arg-type]
+    model = await _snapshots(spec, config, ActorRuntime(make_actor=Built), weights)  # type: ignore[arg-type]
     for version in range(1, 6):
         await model.pin(version)
     await asyncio.sleep(0.01)  # the last fetch ends, and no longer holds its version

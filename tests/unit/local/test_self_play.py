@@ -18,7 +18,8 @@ from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.league.rivals import Rivals
-from brayx.local.self_play import CountingBuffer, RivalGroup, RivalsLeague, SidesLeague, TeamPlayers, player_name
+from brayx.league.teams import CountingBuffer, TeamPlayers
+from brayx.local.self_play import RivalGroup, RivalsLeague, SidesLeague, player_name
 from brayx.metrics import Recorder
 from brayx.replay.buffer import NullBuffer
 from tests.unit.actor.test_contract_agent import Buffer, Fixed
@@ -65,9 +66,7 @@ class Playing:
         running.open(seating)
 
     async def start(self, session: str, team: int, **options: Any) -> AgentActor:
-        actor = self.factory()
-        await actor.start(session, json.dumps({**CONTRACT, "team": team, **options}).encode())
-        return actor
+        return await start(self.factory, session, team, **options)
 
     def begin(self) -> None:
         self.players.league = self.running
@@ -81,6 +80,12 @@ class Playing:
 @pytest.fixture
 def playing() -> Playing:
     return Playing()
+
+
+async def start(factory: AgentActorFactory, session: str, team: int, **options: Any) -> AgentActor:
+    actor = factory()
+    await actor.start(session, json.dumps({**CONTRACT, "team": team, **options}).encode())
+    return actor
 
 
 async def tick(actor: AgentActor, **body: Any) -> Any:

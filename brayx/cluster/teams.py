@@ -1,0 +1,166 @@
+"""The teams of self-play in an actor's replica: which weights play the sessions there.
+
+Each replica has its own sides (`brayx.league.sides`), so ``swap_every`` counts its own steps. The league's actor, which
+the job starts once games have named two teams, draws the opponents and counts the games. No session waits for it:
+stretches begin in the background. Knows nothing of learners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import operator
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from brayx.actor.agent import Services
+from brayx.actor.players import LearningPlayer, SeatedPlayer, Seating
+from brayx.cluster.league import THE_LEAGUE, Progress
+from brayx.cluster.league_seats import LAST_GAMES_S, EndedGames, snapshot_weights
+from brayx.cluster.named import ANSWER_S, answer_with_retry, find_actor
+from brayx.errors import BrayxError
+from brayx.gamecore.protocol import game_of
+from brayx.league.config import MAIN, SelfPlayConfig
+from brayx.league.games import Finished, Game
+from brayx.league.member import Member
+from brayx.league.sides import Stretch
+from brayx.league.teams import CountingBuffer, TeamPlayers, record_result, services_of
+from brayx.logs import limited
+from brayx.metrics import Recorder
+from brayx.model.local import LocalModel
+from brayx.model.snapshots import SnapshotModel
+from brayx.replay.buffer import NullBuffer
+from brayx.types import Weights
+
+log = limited(__name__)
+
+_LOOK_S = 0.5
+Snapshots = Callable[[Callable[[int], Awaitable[Weights]]], Awaitable[LocalModel]]
+"""Makes the model that acts with the weights of snapshots, which it fetches by version."""
+
+
+@dataclass(frozen=True)
+class SelfPlaySpec:
+    """Everything that a replica needs to take part in a behaviour's self-play; pickles to any node.
+
+    Attributes:
+        actor: name of the league's Ray actor.
+        config: the options.
+        model: name of the model component.
+    """
+
+    actor: str
+    config: SelfPlayConfig
+    model: str
+
+
+class TeamsInReplica:
+    """A behaviour's self-play in a replica: a `brayx.league.teams.TeamLeague`.
+
+    Args:
+        spec: its spec.
+        services: the models, buffers and recorder of a session that learns.
+        snapshots: makes the model of the opponents, when there are some.
+
+    Attributes:
+        players: gives sessions their players.
+    """
+
+    def __init__(self, spec: SelfPlaySpec, services: Services, snapshots: Snapshots) -> None:
+        self._spec, self._services, self._make_snapshots = spec, services, snapshots
+        self.players = TeamPlayers(spec.config, services)
+        self._sides = self.players.sides
+        self._league: Any = None
+        self._champion: Member | None = None
+        self._seating: Seating
+        self._ended: EndedGames
+        self._following = asyncio.create_task(self._follow())
+
+    async def seat(self, session: str) -> SeatedPlayer:
+        """See `TeamLeague.seat`."""
+        member = self._sides.assign(game_of(session), session, None)
+        return self._seating.seated(
+            member.player,
+            member.version,
+            learns=self._sides.learns(session, [MAIN]),
+            report=functools.partial(self._sides.result, session),
+            leave=functools.partial(self._leave, session),
+        )
+
+    def stretch(self) -> Stretch:
+        """See `TeamLeague.stretch`."""
+        return self._sides.stretch(None)
+
+    def services(self, stretch: Stretch, team: int) -> tuple[Services, bool]:
+        """See `TeamLeague.services`."""
+        return services_of(self._seating, stretch, team, MAIN)
+
+    def count(self, game: Game) -> None:
+        """See `TeamLeague.count`."""
+        self._ended.put(game)
+
+    async def close(self) -> None:
+        """Sends the last games."""
+        self._following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._following
+        if self._league is not None:
+            await self._ended.close(LAST_GAMES_S)
+
+    async def _follow(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            try:
+                await self.look()
+            except BrayxError as error:
+                log.warning("self-play goes on with the same sides: %s", error.message)
+
+    async def look(self) -> None:
+        """Begins the next stretch, if it is time.
+
+        Raises:
+            BrayxError: the league does not answer.
+        """
+        numbers, sides = self._services.recorder, self._sides
+        for team in sides.teams:
+            numbers.add("self_play_teams", 1.0, label=str(team))  # each time: the hub may have restarted
+        if not sides.running_teams or len(sides.teams) < 2:
+            return
+        if self._league is None:
+            league = await asyncio.to_thread(find_actor, self._spec.actor)
+            if league is None:
+                return
+            await self._open(league, numbers)
+        now: Progress = await self._ask("progress")
+        self._champion = now.champion
+        sides.env_steps = sides.env_steps if now.env_steps is None else now.env_steps
+        if sides.running_teams and (asked := sides.asked()) is not None:
+            sides.begin(asked, await self._ask("meet", asked.id, asked.players, asked.opponents))
+            self.players.league = self
+
+    async def _open(self, league: Any, numbers: Recorder) -> None:
+        model, buffers, sides = self._spec.model, self._services.buffers, self._sides
+        snapshots = await self._make_snapshots(functools.partial(snapshot_weights, league))
+        others = {name: other for name, other in self._services.models.items() if name != model}
+        nothing = {name: CountingBuffer(sides, NullBuffer) for name in buffers}
+        counting = {name: CountingBuffer(sides, functools.partial(operator.getitem, buffers, name)) for name in buffers}
+        self._seating = Seating(model, functools.partial(SnapshotModel, snapshots), others, {}, numbers, nothing)
+        self._seating.learn(MAIN, LearningPlayer(self._services.models[model], counting, numbers))
+        self._ended = EndedGames(league, self._record)
+        self._league = league
+
+    async def _ask(self, method: str, *args: Any) -> Any:
+        async def call() -> Any:
+            return await getattr(self._league, method).remote(*args)
+
+        return await answer_with_retry(call, ANSWER_S, THE_LEAGUE)
+
+    def _record(self, finished: Finished | None, note: str) -> None:
+        record_result(self._services.recorder, finished, lambda _: self._champion)
+
+    def _leave(self, session: str, reason: str) -> None:
+        game = self._sides.ended(session, reason)
+        if game is not None:
+            self._ended.put(game)
