@@ -225,9 +225,9 @@ class AgentActor(Actor):
     async def snapshot(self) -> bytes | None:
         """The agents' own snapshots, after the episode so far has been handed over, so that none of it is lost.
 
-        None in the training of a league, where a session's seat is in this process.
+        None in a game of a league in training, whose result this process counts.
         """
-        if self._factory.players is not None or any(type(agent).snapshot is Agent.snapshot for agent in self._agents):
+        if self._player.report is not None or any(type(agent).snapshot is Agent.snapshot for agent in self._agents):
             return None
         with self._services.use():
             if len(self._episodes.states) > 1:

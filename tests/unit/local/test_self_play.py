@@ -107,6 +107,16 @@ async def test_until_there_are_past_versions_all_teams_learn(playing: Playing) -
     assert playing.pair() == (0, 0, 0)
 
 
+async def test_a_session_moves_unless_it_plays_a_counted_game(playing: Playing) -> None:
+    early, rows = await playing.start("early", 0), await playing.start("rows", 1, rows=True)
+    playing.begin()
+    seated = await playing.start("seated", 1)
+    moves = [await actor.snapshot() is not None for actor in (early, rows, seated)]
+    assert moves == [True, True, False]
+    for actor in (early, rows, seated):
+        await actor.on_end("stop")
+
+
 @pytest.mark.parametrize("options", [{}, {"rows": True}])
 async def test_the_team_of_a_session_is_forgotten_when_it_ends(playing: Playing, options: dict[str, Any]) -> None:
     sides = playing.players.sides
