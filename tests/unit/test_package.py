@@ -129,9 +129,9 @@ def test_with_numpy_and_msgpack_it_speaks_contracts(run: Callable[..., str], url
     assert run(("numpy", "msgpack"), PACKED, url) == "{'go': 1}\n"
 
 
-def test_with_numpy_and_msgpack_it_plays_for_godot(run: Callable[..., str]) -> None:
+def test_with_orjson_as_well_it_plays_for_godot(run: Callable[..., str]) -> None:
     command = "from brayx.commands.cli import run; run()"
-    assert "--game-timeout-s" in run(("numpy", "msgpack"), command, "gamecore", "godot", "--help")
+    assert "--game-timeout-s" in run(("numpy", "msgpack", "orjson"), command, "gamecore", "godot", "--help")
 
 
 def test_the_help_needs_no_package_and_a_command_names_the_one_that_it_misses(run: Callable[..., str]) -> None:
