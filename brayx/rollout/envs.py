@@ -87,8 +87,12 @@ def _misfit(space: Any, obs: Any, path: str) -> tuple[str, str] | None:
     """Path of the first part of an observation that its space cannot hold, and what it is; None: there is none."""
     inner = getattr(space, "spaces", None)
     if inner is None:
-        shape, expected = np.shape(obs), space.shape or ()
-        return None if shape == expected else (path, f"shape {[*shape]}, expected {[*expected]}")
+        expected = [*(space.shape or ())]
+        try:
+            shape = [*np.shape(obs)]
+        except ValueError:
+            return path, f"lists of unequal lengths, expected shape {expected}"
+        return None if shape == expected else (path, f"shape {shape}, expected {expected}")
     for key, part in inner.items() if isinstance(inner, Mapping) else enumerate(inner):
         try:
             value = obs[key]

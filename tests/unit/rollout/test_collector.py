@@ -55,6 +55,7 @@ KIND = {
         ("pair", (2, np.zeros(1, np.float32)), r"obs/pair/0: .* 2 at \[1\], expected -2 to 1"),
         ("pair", (1, np.zeros(3)), r"obs/pair/1: an environment returned shape \[3\], expected \[1\]"),
         ("seen", [1, 1000, 1000], r"obs/me/seen: .* shape \[3\], expected \[2\]"),
+        ("seen", [[1], [1, 2]], r"obs/me/seen: .* lists of unequal lengths, expected shape \[2\]"),
         ("pair", (1,), r"obs/pair/1: .* none, expected one"),
     ],
 )
