@@ -446,7 +446,7 @@ def _numbers(place: str, value: Any, count: int) -> np.ndarray:
         numbers = np.array(value)  # what a game usually gives
     else:
         numbers = array_of(value, place, np.float64, (count,))
-    # The sum of squares takes a fifth of the time of looking at each. It may be too large for numbers that are not.
+    # The sum of squares takes a fifth of the time. Large numbers that fit may exceed it, so only then look at each.
     if not np.vdot(numbers, numbers) <= _LARGEST and not np.abs(numbers).max() <= _LARGEST:
         index = int((~(np.abs(numbers) <= _LARGEST)).argmax())
         where = f"{place}[{index}]"

@@ -29,7 +29,7 @@ _OTHER_NAMES = {
     "state": "obs",
     "time_limit": "truncated",
 }
-"""Names that other libraries have for a field."""
+"""Fields by the names that other libraries use for them."""
 _DONE = ", or 'truncated' at a time limit"
 
 
