@@ -90,7 +90,7 @@ def learn_rllib(seed: int) -> None:
     algorithm.stop()
 
 
-def _made(name: str, config: Any = None, env_config: Any = None, render_mode: str | None = None) -> Any:
+def _make_env(name: str, config: Any = None, env_config: Any = None, render_mode: str | None = None) -> Any:
     """An environment for Sample Factory, whose workers are spawned and import this."""
     import gymnasium
 
@@ -111,7 +111,7 @@ def learn_sample_factory(seed: int) -> None:
                 print(json.dumps({"at": time.time()}), flush=True)
                 runner.cfg.train_for_env_steps = 0  # it ends with this step
 
-    register_env("CartPole-v1", _made)
+    register_env("CartPole-v1", _make_env)
     with tempfile.TemporaryDirectory(prefix="brayx-bench-") as folder:
         words = [
             "--env=CartPole-v1", "--algo=APPO", "--use_rnn=False", "--num_workers=2", "--num_envs_per_worker=20",
@@ -131,7 +131,8 @@ LEARN = {"rllib": learn_rllib, "sample-factory": learn_sample_factory}
 def learning_peer(peer: str, seed: int, peers: Path) -> float | None:
     """Seconds from the process's start to the target; None: it failed."""
     ran = run_process(["-m", _MODULE, "--learn", peer, "--seeds", str(seed)], {"OMP_NUM_THREADS": "1"}, [peers / peer])
-    return None if ran is None else float(json.loads(re.findall(r'{"at": .*}', ran.out)[0])["at"]) - ran.started_s
+    found = None if ran is None else re.search(r'{"at": (.*)}', ran.out)  # Sample Factory's failures exit with 0
+    return None if ran is None or found is None else float(found[1]) - ran.started_s
 
 
 def learning_brayx(seed: int) -> float | None:
