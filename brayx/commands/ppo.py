@@ -252,8 +252,8 @@ def run(arguments: argparse.Namespace) -> int:
     if outcome:
         say(outcome)
     if model:
-        elsewhere = f" --tracking {shlex.quote(trial.uri)}" if chosen["tracking"] else ""
-        say(f"to serve it: brayx serve {model}{elsewhere}")
+        elsewhere = ["--tracking", trial.uri] if chosen["tracking"] else []
+        say(f"to serve it: {shlex.join(['brayx', 'serve', model, *elsewhere])}")
     return 130 if result.reason == "stopped" else 0
 
 
@@ -299,7 +299,6 @@ def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrain
 
     algorithm, training = configs(chosen)
     project, name = _names(chosen, training.seed)
-    model = project.replace(":", "-")
     params = {**chosen, **algorithm.model_dump(mode="json"), **training.model_dump(mode="json")}
     with temporary_files():  # the clerk's, where this is killed
         clerk = Clerk(project, name, tracking_uri(chosen["tracking"]), params, resume=not chosen["new"])
@@ -310,7 +309,7 @@ def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrain
 
                 show = _progress(chosen["log_interval"], training.num_steps)
                 job = as_job(chosen["env"], algorithm, training, num_workers=chosen["num_workers"])
-                about = {"job": {"project": model, "trial": name, **job}, "folder": os.getcwd()}
+                about = {"job": {"project": project, "trial": name, **job}, "folder": os.getcwd()}
                 result = train_local(
                     chosen["env"], algorithm, training, on_update=show, clerk=clerk, stop=stop, about=about
                 )
@@ -320,7 +319,7 @@ def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrain
                 raise
             registered: Registered = "", ""
             if result.reason != "stopped":
-                registered = _register(clerk, model, result)
+                registered = _register(clerk, project, result)
             elif result.updates:
                 wait_to_save(clerk.opened, say)
             trial = clerk.close("KILLED" if result.reason == "stopped" else "FINISHED")
@@ -385,7 +384,7 @@ def configs(chosen: Mapping[str, Any], shown: Callable[[str], str] | None = None
 
 def _names(chosen: Mapping[str, Any], seed: int) -> tuple[str, str]:
     """Names of the project and of the trial in MLflow."""
-    project = chosen["env"].replace("/", " ")
+    project = chosen["env"].replace("/", " ").replace(":", "-")  # as MLflow's registry takes it
     return project, chosen["trial"] or f"ppo {project} seed {seed}"
 
 

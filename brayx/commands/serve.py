@@ -40,20 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.config.startswith("models:/"):
             from brayx.jobs.env_door import job_of_version
 
-            job, model = job_of_version(
-                arguments.config, tracking_uri(arguments.tracking), arguments.overrides, arguments.trust
-            )
+            uri = tracking_uri(arguments.tracking)
+            job, model = job_of_version(arguments.config, uri, arguments.overrides, arguments.trust)
             models[model] = arguments.config
         else:
             job = JobConfig.load(arguments.config, arguments.overrides)
+            uri = tracking_uri(arguments.tracking or job.tracking.uri)
         for reference in arguments.models:
             name, named, version = reference.partition("=models:/")
             models[only("model", job.models, name if named else "")] = f"models:/{version}" if named else reference
-        serve(
-            job,
-            tracking_uri(arguments.tracking or job.tracking.uri),
-            actor=arguments.actor,
-            models=models,
-            trial=arguments.trial,
-        )
+        serve(job, uri, actor=arguments.actor, models=models, trial=arguments.trial)
     return 0

@@ -16,8 +16,9 @@ import pytest
 from brayx.algorithms.ppo import PPOConfig
 from brayx.bridges.gym import run_games
 from brayx.commands import cli
-from brayx.commands.ppo import PRESETS, _progress, chosen_options, configs
+from brayx.commands.ppo import PRESETS, _names, _progress, chosen_options, configs
 from brayx.errors import ConfigError
+from brayx.jobs.config import JobConfig
 from brayx.jobs.env_door import job_of_version
 from brayx.local.serving import Serving
 from brayx.local.training import Training
@@ -217,6 +218,12 @@ def test_the_last_line_is_the_result_and_the_trial_is_in_mlflow(tracking_db):
         (game,) = run_games("CartPole-v1", serving.urls["tcp"], games=1)
         assert serving.registered == {model: [reference]}
     assert game.ended == "terminated"
+
+
+def test_the_project_is_named_as_the_registry_takes_it():
+    project, trial = _names(chosen_options({"env": "reach:games/Reach-v0"}), 7)
+    assert (project, trial) == ("reach-games Reach-v0", "ppo reach-games Reach-v0 seed 7")
+    assert JobConfig.of({"project": project, "trial": trial}, "").project == project
 
 
 @pytest.mark.parametrize("distributed", ["true", "false"])
