@@ -240,8 +240,8 @@ class Trial:
         return {unescaped(name): value for name, value in self._run().data.tags.items()}
 
     def log_dict(self, values: Mapping[str, Any], artifact_file: str) -> None:
-        """Saves JSON values as ``artifact_file`` (``histograms.json``)."""
-        self.log_text(json.dumps(values, indent=2), artifact_file)
+        """Saves values as JSON in ``artifact_file`` (``histograms.json``); others than JSON's become text."""
+        self.log_text(json.dumps(values, indent=2, default=str), artifact_file)
 
     def log_text(self, text: str, artifact_file: str) -> None:
         """Saves a text as ``artifact_file`` (``model/layers.txt``)."""

@@ -165,6 +165,11 @@ class TestTrial:
             "empty": "{}",
         }
 
+    def test_a_value_that_json_lacks_is_saved_as_text(self, tracking_db: str, tmp_path: Path) -> None:
+        Trial.open("project", "trial", tracking_db).log_dict({"folder": Path("data"), "n": 1}, "values.json")
+        (file,) = tmp_path.rglob("values.json")
+        assert json.loads(file.read_text()) == {"folder": "data", "n": 1}
+
 
 class TestCheckpoints:
     def test_latest_and_best(self, tracking_db: str, tmp_path: Path) -> None:
