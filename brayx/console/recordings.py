@@ -136,7 +136,7 @@ class RecordedTicksDocument(Document):
     stop: Any = None
     """Body of the session's stop, with its first or its last ticks; null: it had none, or was not stopped."""
     cause: str = ""
-    """The last tick's event, such as the error that ended the session; with its first or its last ticks."""
+    """The error that ended the session, with its first or its last ticks; empty: none did."""
     first: int
     ticks: list[TickDocument]
     draws_frames: bool = False
@@ -306,7 +306,7 @@ def _end(episode: reader.Recording, first: int, columns: TickColumns) -> dict[st
         last = columns if is_last else episode.read(len(episode) - 1, names=[])
     except BadRecording:
         return {}
-    return {"stop": body_of(last.stop[-1]), "cause": last.event[-1]}
+    return {"stop": body_of(last.stop[-1]), "cause": last.event[-1] if episode.end == "error" else ""}
 
 
 def _labels(start: Any) -> dict[str, Any]:

@@ -199,6 +199,7 @@ CHINESE: dict[str, str] = {
     "ended by hand": "手动结束",
     "the job ended": "任务已结束",
     "moved to another process": "移到另一个进程",
+    "taken over by another process": "由另一个进程接管",
     "a regular sample": "定期抽取",
     "it failed": "出错了",
     "the game asked for it": "游戏要求录制",

@@ -8,7 +8,7 @@ from pathlib import Path
 _PACKAGE = Path(__file__).resolve().parents[2]
 _CANDIDATES = (_PACKAGE / "docs", _PACKAGE.parent / "docs")
 FOLDER = next((folder for folder in _CANDIDATES if folder.is_dir()), _CANDIDATES[0])
-"""Where they are."""
+"""The folder of the guides."""
 _CHINESE = "zh"
 _LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)\s]+)\)")
 _NAMED = re.compile(r"docs/((?:zh/)?[\w-]+\.md)")
@@ -16,8 +16,11 @@ _NAMED = re.compile(r"docs/((?:zh/)?[\w-]+\.md)")
 
 def find(path: str) -> Path | None:
     """The guide or picture with this path below `FOLDER`; None: there is none."""
-    file = (FOLDER / path).resolve()
-    return file if file.is_relative_to(FOLDER) and file.is_file() else None
+    try:
+        file = (FOLDER / path).resolve()
+        return file if file.is_relative_to(FOLDER) and file.is_file() else None
+    except (OSError, ValueError):  # the path is too long, or has a null character
+        return None
 
 
 def address(guide: str, chinese: bool) -> str:

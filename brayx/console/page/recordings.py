@@ -54,6 +54,7 @@ _ENDS = {
     "ended": "ended by hand",
     "drained": "the job ended",
     "moved": "moved to another process",
+    "lost": "taken over by another process",
 }
 """Why sessions end, in words."""
 _WHY = {"every": "a regular sample", "error": "it failed", "requested": "the game asked for it"}
@@ -378,7 +379,7 @@ class _Recorded:
         self._tick.show_image(await self._caller.image(f"{self._path}/frames/{tick}"))
 
     async def _drawn(self, work: Awaitable[None]) -> bool:
-        """Whether the job's code could draw; says why it could not: that of another tick would fail likewise."""
+        """Whether the job's code could draw; if not, shows why. It would fail at other ticks, too."""
         try:
             await work
         except AgentError as error:

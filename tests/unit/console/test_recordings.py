@@ -35,7 +35,8 @@ async def test_rewards_in_the_games_bodies_are_a_curve(tmp_path: Path, tracking_
 
 async def test_the_stop_is_the_end_of_a_recording(tmp_path: Path, tracking_db: str) -> None:
     stop = {"obs": {"x": [2.0]}, "reward": -1, "terminated": True, "info": {"why": "crash"}}
-    ticks = [Tick(0, 0.0, 0.0, b"{}", b"", {}), Tick(1, 0.0, 0.0, b"{}", b"", {}, stop=json.dumps(stop).encode())]
+    last = Tick(1, 0.0, 0.0, b"{}", b"", {}, stop=json.dumps(stop).encode(), event="forwarded")
+    ticks = [Tick(0, 0.0, 0.0, b"{}", b"", {}), last]
     folder = Folder(str(tmp_path), 10**9)
     folder.write([SessionPart("a", "a", 0.0, 0, 2, end="stop")], columns_of(ticks))
     folder.write([SessionPart("b", "b", 0.0, 0, 1)], columns_of(ticks[:1]))
@@ -43,7 +44,8 @@ async def test_the_stop_is_the_end_of_a_recording(tmp_path: Path, tracking_db: s
     folder.write([SessionPart("c", "c", 0.0, 0, 2, end="error")], columns_of(failed))
     transport = httpx.ASGITransport(create_app(Source(tracking_db, recordings=str(tmp_path))))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-        assert (await client.get("/api/recordings/a", params={"count": 1})).json()["stop"] == stop
+        whole = (await client.get("/api/recordings/a", params={"count": 1})).json()
+        assert (whole["stop"], whole["cause"]) == (stop, "")
         curves = (await client.get("/api/recordings/a/curves")).json()
         assert curves == {"ticks": [0, 1, 2], "curves": {"reward": [0.0, 0.0, -1.0]}}
         assert (await client.get("/api/recordings/b")).json()["stop"] is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from brayx.console import verdict
-from brayx.console.page import frame, guides
+from brayx.console.page import frame, guides, recordings
 from brayx.console.page.chinese import CHINESE
 from brayx.console.page.words import prefers_chinese
 from brayx.metrics import charts
@@ -29,6 +29,7 @@ def texts(file: Path) -> Iterator[str]:
 def test_every_text_has_a_chinese_one_with_the_same_values() -> None:
     used = {text for file in PAGE.glob("*.py") for text in texts(file)}
     assert len(used) > 40, "they are found"
+    used |= {*recordings._ENDS.values(), *recordings._WHY.values()}
     assert {*used, *verdict.REASONS, *verdict.ADVICE, *frame.PAGES, *charts.GROUPS.values()} - CHINESE.keys() == set()
     for english, chinese in CHINESE.items():
         assert re.findall(r"[一-鿿]", chinese), english
@@ -75,3 +76,4 @@ def test_every_page_has_a_guide_with_that_heading() -> None:
     named = [guides.named_in(text) for text in (*verdict.ADVICE, *CHINESE.values()) if "docs/" in text]
     assert len(named) > 3
     assert all(named)
+    assert [guides.find(path) for path in ("none.md", "../README.md", "x" * 300, "\0")] == [None] * 4
