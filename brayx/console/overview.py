@@ -15,6 +15,7 @@ from brayx.console.verdict import NO_JOB, VerdictDocument, verdict_of_service, v
 from brayx.jobs.progress import dropped_line, losses_of_recordings
 from brayx.league.files import POINTS_TAG
 from brayx.metrics.charts import CHARTS, RETURN_CHART
+from brayx.metrics.totals import points_of
 from brayx.tracking import PoolEntry, Trial, aliases
 from brayx.tracking.curves import curves
 from brayx.tracking.registry import versions
@@ -177,7 +178,7 @@ def _job(source: Source) -> JobDocument:
     numbers = {name: float(value) for name, value in facts.pop("numbers", {}).items() if np.isfinite(value)}
     refusals = {name.removeprefix(_REFUSED): n for name, n in numbers.items() if name.startswith(_REFUSED)}
     losses = losses_of_recordings(numbers) if facts["mode"] == "serve" else [dropped_line(numbers)]
-    facts["league"] = facts.get("league", False) or any(name.startswith("league_points.") for name in numbers)
+    facts["league"] = facts.get("league", False) or bool(points_of(numbers))
     facts["errors"] = [*facts.get("errors", []), *filter(None, losses)]
     return JobDocument(**facts, numbers=numbers, refusals=refusals, arms=_arms(numbers), tracking=source.uri)
 

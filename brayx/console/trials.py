@@ -74,8 +74,8 @@ def routes(source: Source) -> APIRouter:
         job = source.job()
         stoppable = job.get("run_id") if job.get("can_stop") else None
         server = source.uri.rstrip("/") if source.uri.startswith("http") else MLFLOW_UI
-        now = {job.get("run_id"): job.get("numbers", {}).get("seconds")}  # MLflow's begin later
-        pages = [replace(row, page=server + row.page, seconds=now.get(row.run_id, row.seconds)) for row in rows]
+        seconds = {job.get("run_id"): job.get("numbers", {}).get("seconds")}  # newer than MLflow's
+        pages = [replace(row, page=server + row.page, seconds=seconds.get(row.run_id) or row.seconds) for row in rows]
         return [TrialDocument(**asdict(row), can_stop=row.run_id == stoppable) for row in pages]
 
     @router.get("/{run_id}")

@@ -93,9 +93,10 @@ def joined(numbers: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
             if metric in _ADDED or (metric in METRICS and METRICS[metric].kind is Kind.SUM):
                 whole[name] = whole.get(name, 0.0) + value
     if others:
-        whole |= {f"{BEHAVIOUR_RETURN}{name}": part.get(_RETURN, math.nan) for name, part in numbers.items()}
-        rated = {name: max(points_of(part).values(), default=None) for name, part in numbers.items()}
-        whole |= {f"{BEHAVIOUR_POINTS}{name}": rating for name, rating in rated.items() if rating is not None}
+        for name, part in numbers.items():
+            whole[f"{BEHAVIOUR_RETURN}{name}"] = part.get(_RETURN, math.nan)
+            if points := points_of(part):
+                whole[f"{BEHAVIOUR_POINTS}{name}"] = max(points.values())
     return whole
 
 
