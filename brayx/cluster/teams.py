@@ -15,12 +15,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ray.exceptions import RayError
+
 from brayx.actor.agent import Services
 from brayx.actor.players import LearningPlayer, SeatedPlayer, Seating
 from brayx.cluster.league import THE_LEAGUE, Progress
 from brayx.cluster.league_seats import LAST_GAMES_S, EndedGames, snapshot_weights
 from brayx.cluster.named import ANSWER_S, answer_with_retry, find_actor
-from brayx.errors import BrayxError
+from brayx.errors import BrayxError, first_line
 from brayx.gamecore.protocol import game_of
 from brayx.league.config import MAIN, SelfPlayConfig
 from brayx.league.games import Finished, Game
@@ -114,14 +116,14 @@ class TeamsInReplica:
             await asyncio.sleep(_LOOK_S)
             try:
                 await self.look()
-            except BrayxError as error:
-                log.warning("self-play goes on with the same sides: %s", error.message)
+            except (BrayxError, RayError) as error:  # Ray's: its head is away
+                log.warning("self-play goes on with the same sides: %s", first_line(error))
 
     async def look(self) -> None:
         """Begins the next stretch, if it is time.
 
         Raises:
-            BrayxError: the league does not answer.
+            BrayxError, RayError: the league does not answer, or cannot be looked up.
         """
         numbers, sides = self._services.recorder, self._sides
         for team in sides.teams:
