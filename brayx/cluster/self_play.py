@@ -100,7 +100,7 @@ class RaySelfPlays:
             teams = sorted(metric.partition(".")[2] for metric in trainee.numbers.newest() if _is_team(metric))
             if len(teams) > 1 and trainee.learner.running and time.monotonic() >= self._try_at:
                 self._begin(name, jobs[name], trainee, teams)
-            elif teams:
+            elif len(teams) == 1:
                 alone[name] = teams[0]
         if len({*alone.values()}) > 1 and not self._said_rivals:
             self._said_rivals = True
