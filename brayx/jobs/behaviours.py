@@ -62,7 +62,7 @@ class Behaviours(Trainees[T]):
 
     def is_over(self, no_more: bool) -> bool:
         """See `Trainees.is_over`."""
-        ended = [trainee.is_over(no_more) for trainee in self.trainees.values()]
+        ended = [trainee.is_over(no_more) for trainee in self.trainees.values()]  # asks all: it ends their buffers
         return all(ended)
 
     def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
@@ -124,8 +124,8 @@ class Behaviours(Trainees[T]):
                 self._say(f"behaviour {name!r} has all its steps: it plays on while others learn")
 
     def _end_idle(self) -> None:
-        """Ends the learners of behaviours that no game plays, once another one has all its steps: they alone would
-        keep the training from its end."""
+        """Ends the learners of behaviours that no game plays, once another one has all its steps, which would
+        otherwise keep the training running."""
         running = [name for name, trainee in self.trainees.items() if trainee.learner.running]
         if len(running) == len(self.trainees):
             return
