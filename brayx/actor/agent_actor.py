@@ -227,7 +227,8 @@ class AgentActor(Actor):
 
         None in a game of a league in training, whose result this process counts.
         """
-        if self._player.report is not None or any(type(agent).snapshot is Agent.snapshot for agent in self._agents):
+        is_counted = self._factory.players is not None and self._player.report is not None
+        if is_counted or any(type(agent).snapshot is Agent.snapshot for agent in self._agents):
             return None
         with self._services.use():
             if len(self._episodes.states) > 1:

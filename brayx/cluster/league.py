@@ -59,7 +59,7 @@ class Drawn(NamedTuple):
     learning: Mapping[str, Learning]
 
 
-class Progress(NamedTuple):
+class LeagueProgress(NamedTuple):
     """How far a league has come.
 
     Attributes:
@@ -83,8 +83,8 @@ class _LeagueActor(League):
         self._knows_learners = False
         self._env_steps: dict[str, int] = {}
 
-    def progress(self) -> Progress:
-        return Progress(sum(self._env_steps.values()) if self._env_steps else None, self.champion())
+    def progress(self) -> LeagueProgress:
+        return LeagueProgress(sum(self._env_steps.values()) if self._env_steps else None, self.champion())
 
     def drawn(self, game: str) -> Drawn:
         return Drawn(self.draw(game), self._learning)

@@ -19,7 +19,7 @@ from ray.exceptions import RayError
 
 from brayx.actor.agent import Services
 from brayx.actor.players import LearningPlayer, SeatedPlayer, Seating
-from brayx.cluster.league import THE_LEAGUE, Progress
+from brayx.cluster.league import THE_LEAGUE, LeagueProgress
 from brayx.cluster.league_seats import LAST_GAMES_S, EndedGames, snapshot_weights
 from brayx.cluster.named import ANSWER_S, answer_with_retry, find_actor
 from brayx.errors import BrayxError, first_line
@@ -135,7 +135,7 @@ class TeamsInReplica:
             if league is None:
                 return
             await self._open(league, numbers)
-        now: Progress = await self._ask("progress")
+        now: LeagueProgress = await self._ask("progress")
         self._champion = now.champion
         sides.env_steps = sides.env_steps if now.env_steps is None else now.env_steps
         if sides.running_teams and (asked := sides.asked()) is not None:

@@ -184,7 +184,7 @@ def test_it_sends_to_the_collector_of_the_environment(monkeypatch: pytest.Monkey
             monkeypatch.delenv("OTEL_SERVICE_NAME", raising=False)
             monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{collector.server_port}")
             (tracing,) = tracing_of(ActorConfig(agents=["agent"], tracing=True), "pong", Recorder())
-            log = tracing.open("session", b"", "", "", b"")
+            log = tracing.open("session", b"", "", "", b"", "")
             log.trace(SAMPLED)
             log.tick(State("session", tick=3), b"", b"", began=1.0, arrived=1.0)
             tracing.close()
