@@ -386,6 +386,7 @@ def actor_spec(
     hub: str = "",
     pool: PoolClient | None = None,
     league: LeagueSpec | None = None,
+    self_play: SelfPlaySpec | None = None,
 ) -> ActorSpec:
     """The spec of one of a job's actors."""
     config = job.actors[actor]
@@ -402,4 +403,5 @@ def actor_spec(
         drawing=job.drawing,
         pool=pool,
         league=league,
+        self_play=self_play,
     )

@@ -265,7 +265,8 @@ class _RayTraining(JobTraining):
         weights[learned] = WeightSource(store=names.get("weights", ""))
         # The end of a training does not wait for games: replicas send their last episodes at once.
         hasty = job.actors[self.actor].model_copy(update={"drain_timeout_s": 0.0})
-        spec = actor_spec(
+        self_plays = [SelfPlaySpec(names["league"], options, learned) for options in job.self_plays.values()]
+        return actor_spec(
             job.model_copy(update={"actors": {**job.actors, self.actor: hasty}}),
             self.actor,
             mode="train",
@@ -273,10 +274,8 @@ class _RayTraining(JobTraining):
             buffers={name: names[f"buffer/{name}"] for name in buffers},
             hub=names["hub"],
             league=league,
+            self_play=next(iter(self_plays), None),
         )
-        for options in job.self_plays.values():
-            spec = dataclasses.replace(spec, self_play=SelfPlaySpec(names["league"], options, learned))
-        return spec
 
 
 def deploy(application: Any, actor: str) -> None:

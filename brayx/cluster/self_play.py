@@ -7,23 +7,20 @@ It begins when games have named two teams, which their replicas say by a metric.
 from __future__ import annotations
 
 import contextlib
-import time
+import functools
 from collections.abc import Callable, Mapping
 
 from brayx.cluster.league import Learning, RemoteLeague, create_league
 from brayx.cluster.league_training import open_books
 from brayx.cluster.named import end_actor
 from brayx.cluster.trainee import RayTrainee
-from brayx.errors import TrackingError
 from brayx.jobs.champion import behaviour_pool
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contracts import SELF_PLAY_TAG
 from brayx.league.config import MAIN
 from brayx.league.files import books_file, league_folder
+from brayx.league.self_plays import SelfPlays
 from brayx.league.training import LeagueTraining
-
-_RETRY_S = 10.0
-"""Time between a failure of MLflow and the next try."""
 
 
 class RaySelfPlay:
@@ -50,11 +47,15 @@ class RaySelfPlay:
         league_job = job.model_copy(update={"project": project, "leagues": {"league": config}})
         files = open_books(league_job, trial, say)
         trial.set_tag(SELF_PLAY_TAG, project)
-        self.training: LeagueTraining[RayTrainee] = LeagueTraining(league_job, trial, clerk, self, files, say, job)
         learning = {MAIN: Learning(trainee.actors, trainee.names["hub"])}
         folder = league_folder(trial) / "weights"
-        self._actor = create_league(trainee.names["league"], config, folder, books_file(trial), job.seed, learning)
-        self.league = RemoteLeague(self._actor, learning, say)
+        with contextlib.ExitStack() as stack:
+            self.training: LeagueTraining[RayTrainee] = LeagueTraining(league_job, trial, clerk, self, files, say, job)
+            stack.callback(self.training.close_check)
+            actor = create_league(trainee.names["league"], config, folder, books_file(trial), job.seed, learning)
+            stack.callback(end_actor, actor)
+            self.league = RemoteLeague(actor, learning, say)
+            self._stack = stack.pop_all()
 
     def trainee(self, player: str) -> RayTrainee:
         """See `LeagueHost.trainee`."""
@@ -68,22 +69,15 @@ class RaySelfPlay:
 
     def close(self) -> None:
         """Ends the league's actor."""
-        self.training.close_check()
-        end_actor(self._actor)
+        self._stack.close()
 
 
-class RaySelfPlays:
-    """The self-play of all behaviours of a job.
-
-    Args:
-        say: prints a line above the display.
-    """
+class RaySelfPlays(SelfPlays[RaySelfPlay]):
+    """Begins the self-play of behaviours whose games name several teams; arguments are those of `SelfPlays`."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._playing: dict[str, RaySelfPlay] = {}
+        super().__init__(say)
         self._said_rivals = False
-        self._try_at = 0.0
 
     def look(self, jobs: Mapping[str, JobConfig], trainees: Mapping[str, RayTrainee]) -> None:
         """Begins the self-play of behaviours that have several teams now; see also `LeagueTraining.look`.
@@ -98,8 +92,9 @@ class RaySelfPlays:
             if name in self._playing or not jobs[name].self_plays:
                 continue
             teams = sorted(metric.partition(".")[2] for metric in trainee.numbers.newest() if _is_team(metric))
-            if len(teams) > 1 and trainee.learner.running and time.monotonic() >= self._try_at:
-                self._begin(name, jobs[name], trainee, teams)
+            if len(teams) > 1 and trainee.learner.running and self._may_begin:
+                if self._begin(name, functools.partial(RaySelfPlay, jobs[name], trainee)):
+                    self._say_teams(name, ", ".join(teams))
             elif len(teams) == 1:
                 alone[name] = teams[0]
         if len({*alone.values()}) > 1 and not self._said_rivals:
@@ -109,30 +104,11 @@ class RaySelfPlays:
                 "they are"
             )
 
-    def league(self, name: str) -> LeagueTraining[RayTrainee] | None:
-        """The league of a behaviour; None: it does not play itself."""
-        return self._playing[name].training if name in self._playing else None
-
-    def standings(self) -> str:
-        """The tables of all."""
-        return "\n".join(f"{name}:\n{play.training.standings()}" for name, play in self._playing.items())
-
     def close(self) -> None:
         """Ends the leagues' actors."""
         with contextlib.ExitStack() as stack:
             for play in self._playing.values():
                 stack.callback(play.close)
-
-    def _begin(self, name: str, job: JobConfig, trainee: RayTrainee, teams: list[str]) -> None:
-        try:
-            self._playing[name] = RaySelfPlay(job, trainee, lambda line: self._say(f"{name!r}: {line}"))
-        except TrackingError as error:
-            if not self._try_at:
-                self._say(f"behaviour {name!r} waits with its self-play until MLflow answers: {error.message}")
-            self._try_at = time.monotonic() + _RETRY_S
-            return
-        listed = ", ".join(teams)
-        self._say(f"behaviour {name!r} has teams {listed}: one learns, past versions of its model play the others")
 
 
 def _is_team(metric: str) -> bool:

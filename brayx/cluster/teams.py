@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import operator
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ from brayx.league.config import MAIN, SelfPlayConfig
 from brayx.league.games import Finished, Game
 from brayx.league.member import Member
 from brayx.league.sides import Stretch
-from brayx.league.teams import CountingBuffer, TeamPlayers, record_result, services_of
+from brayx.league.teams import CountingBuffer, TeamPlayers, counting, record_result, services_of
 from brayx.logs import limited
 from brayx.metrics import Recorder
 from brayx.model.local import LocalModel
@@ -147,9 +146,8 @@ class TeamsInReplica:
         snapshots = await self._make_snapshots(functools.partial(snapshot_weights, league))
         others = {name: other for name, other in self._services.models.items() if name != model}
         nothing = {name: CountingBuffer(sides, NullBuffer) for name in buffers}
-        counting = {name: CountingBuffer(sides, functools.partial(operator.getitem, buffers, name)) for name in buffers}
         self._seating = Seating(model, functools.partial(SnapshotModel, snapshots), others, {}, numbers, nothing)
-        self._seating.learn(MAIN, LearningPlayer(self._services.models[model], counting, numbers))
+        self._seating.learn(MAIN, LearningPlayer(self._services.models[model], counting(sides, buffers), numbers))
         self._ended = EndedGames(league, self._record)
         self._league = league
 

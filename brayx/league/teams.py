@@ -6,7 +6,9 @@ Knows nothing of where the league is.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -118,6 +120,11 @@ class CountingBuffer:
     def push(self, *replays: Fragment | Columns) -> None:
         self._sides.steps += sum(map(len, replays))
         self._buffer().push(*replays)
+
+
+def counting(sides: Sides, buffers: Mapping[str, Any]) -> dict[str, CountingBuffer]:
+    """Counts what is pushed to each of ``buffers``, in which one may be replaced by another meanwhile."""
+    return {name: CountingBuffer(sides, functools.partial(operator.getitem, buffers, name)) for name in buffers}
 
 
 def services_of(seating: Seating, stretch: Stretch, team: int, player: str) -> tuple[Services, bool]:

@@ -21,7 +21,7 @@ from brayx.jobs.recorded import contract_of_trial, contracts_of_children, with_r
 from brayx.jobs.sources import Sources
 from brayx.jobs.training import READY_TIMEOUT_S, Snapshot
 from brayx.local.job import in_one_process
-from brayx.local.self_play import SelfPlays
+from brayx.local.self_play import LocalSelfPlays
 from brayx.local.trainee import LocalTrainee
 from brayx.replay.buffer import NullBuffer
 
@@ -71,7 +71,7 @@ class BehaviourTraining(Behaviours[LocalTrainee]):
         self._buffers: dict[str, dict[str, Any]] = {}
         self._announced, self._missing_at = {name}, time.monotonic() + _ANNOUNCED_S
         self.factories: dict[str, AgentActorFactory] = {}
-        self.self_plays = SelfPlays(say)
+        self.self_plays = LocalSelfPlays(say)
         self._make_factory: Callable[[JobConfig, LocalTrainee, Mapping[str, Any]], AgentActorFactory]
         resumed = clerk.call(contracts_of_children, name) if clerk.may_resume else []
         known = map(parse_contract, (*resumed, *lobby.job.contracts))

@@ -9,19 +9,16 @@ doors or progress.
 from __future__ import annotations
 
 import contextlib
-import operator
 import re
 import threading
-import time
 from collections.abc import Callable, Collection
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brayx.actor.agent import Services
 from brayx.actor.players import LearningPlayer
-from brayx.errors import BadWeights, TrackingError
+from brayx.errors import BadWeights
 from brayx.jobs.champion import behaviour_pool
 from brayx.jobs.config import JobConfig, pool_name
 from brayx.jobs.contracts import RIVALS_TAG, SELF_PLAY_TAG
@@ -33,8 +30,9 @@ from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import INCUMBENT, Member
 from brayx.league.rivals import Rivals
+from brayx.league.self_plays import SelfPlays
 from brayx.league.sides import Sides, Stretch
-from brayx.league.teams import CountingBuffer, TeamPlayers, record_result, services_of
+from brayx.league.teams import CountingBuffer, TeamPlayers, counting, record_result, services_of
 from brayx.local.league_training import LocalLeague, LocalLeagueTraining
 from brayx.local.trainee import LocalTrainee
 from brayx.metrics import Recorder
@@ -46,13 +44,12 @@ from brayx.tracking import Trial
 if TYPE_CHECKING:
     from torch import nn
 
-    from brayx.league.training import LeagueTraining
     from brayx.model.acting import ActingModel
     from brayx.model.local import LocalModel
     from brayx.tracking.clerk import Clerk
 
-_START_S, _RETRY_S = 3.0, 10.0
-"""Deadline for the first call of MLflow to start, and time to the next try."""
+_START_S = 3.0
+"""Deadline for the first call of MLflow to start."""
 
 
 class SelfPlay(LocalLeagueTraining):
@@ -140,9 +137,7 @@ class SelfPlay(LocalLeagueTraining):
 
     def _learning(self, trainee: LocalTrainee) -> LearningPlayer:
         learning, buffers = super()._learning(trainee), self._players.services.buffers
-        sides = self._players.sides
-        counting = {name: CountingBuffer(sides, partial(operator.getitem, buffers, name)) for name in buffers}
-        return replace(learning, buffers=counting)
+        return replace(learning, buffers=counting(self._players.sides, buffers))
 
     def _no_buffer(self) -> Any:
         return CountingBuffer(self._players.sides, NullBuffer)
@@ -246,22 +241,16 @@ class RivalGroup:
         return self._league
 
 
-class SelfPlays:
-    """The self-play of all behaviours of a job.
-
-    Args:
-        say: prints a line above the display.
-    """
+class LocalSelfPlays(SelfPlays[SelfPlay]):
+    """Begins the self-play of behaviours that play several teams or each other; arguments are those of `SelfPlays`."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
+        super().__init__(say)
         self._group: RivalGroup | None = None
         self._resumed: Clerk | None = None
         """Writes the trial with the books of rivals in a resumed training."""
         self._waiting: dict[str, tuple[JobConfig, LocalTrainee, TeamPlayers]] = {}
         """Behaviours that have not shown several teams yet."""
-        self._playing: dict[str, SelfPlay] = {}
-        self._try_at = 0.0
 
     def players(self, name: str, job: JobConfig, trainee: LocalTrainee, services: Services) -> TeamPlayers | None:
         """Gives the sessions of a behaviour their players; None: the job has no self-play.
@@ -286,8 +275,8 @@ class SelfPlays:
         for play in self._playing.values():
             play.look()
         for name, (job, trainee, players) in list(self._waiting.items()):
-            if players.has_teams and time.monotonic() > self._try_at and trainee.clerk.opened():
-                self._begin(name, job, trainee, players)
+            if players.has_teams and self._may_begin and trainee.clerk.opened():
+                self._play(name, job, trainee, players)
         self._look_for_rivals()
 
     def _look_for_rivals(self) -> None:
@@ -300,7 +289,7 @@ class SelfPlays:
             teams |= self._group.teams
         clerks = [trainee.clerk for _, trainee, _ in rivals.values()]
         opened = all(clerk.opened() for clerk in (*clerks, self._resumed) if clerk is not None)
-        if not rivals or len(teams) < 2 or not opened or time.monotonic() < self._try_at:
+        if not rivals or len(teams) < 2 or not opened or not self._may_begin:
             return
         if self._group is None:
             options = next(iter(rivals.values()))[0].self_plays
@@ -308,15 +297,7 @@ class SelfPlays:
         for name, (job, trainee, players) in rivals.items():
             if players.name == MAIN:
                 players.name = player_name(name, self._group.names)
-            self._begin(name, job, trainee, players, self._group)
-
-    def league(self, name: str) -> LeagueTraining[LocalTrainee] | None:
-        """The league of a behaviour; None: it does not play itself."""
-        return self._playing[name].training if name in self._playing else None
-
-    def standings(self) -> str:
-        """The tables of all."""
-        return "\n".join(f"{name}:\n{play.training.standings()}" for name, play in self._playing.items())
+            self._play(name, job, trainee, players, self._group)
 
     @property
     def opponents(self) -> list[ActingModel | LocalModel]:
@@ -333,7 +314,7 @@ class SelfPlays:
         for play in self._playing.values():
             play.close()
 
-    def _begin(
+    def _play(
         self,
         name: str,
         job: JobConfig,
@@ -341,19 +322,14 @@ class SelfPlays:
         players: TeamPlayers,
         group: RivalGroup | None = None,
     ) -> None:
-        teams = ", ".join(map(str, sorted(players.sides.teams)))
-        try:
-            self._playing[name] = SelfPlay(job, trainee, players, lambda line: self._say(f"{name!r}: {line}"), group)
-        except TrackingError as error:
-            if not self._try_at:
-                self._say(f"behaviour {name!r} waits with its self-play until MLflow answers: {error.message}")
-            self._try_at = time.monotonic() + _RETRY_S
+        teams = ", ".join(map(str, sorted(players.sides.teams)))  # now: a group's sides have those of all
+        if not self._begin(name, lambda say: SelfPlay(job, trainee, players, say, group)):
             return
         del self._waiting[name]
         if players.is_resumed:
             self._say(f"behaviour {name!r} goes on with its self-play")
         elif group is None:
-            self._say(f"behaviour {name!r} has teams {teams}: one learns, past versions of its model play the others")
+            self._say_teams(name, teams)
         else:
             self._say(
                 f"behaviour {name!r} has team {teams}: while another team learns, past versions of its model play"

@@ -1,0 +1,72 @@
+"""`SelfPlays`: the self-play of all behaviours of a job, on any host.
+
+Knows nothing of when a behaviour begins to play itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from brayx.errors import TrackingError
+
+if TYPE_CHECKING:
+    from brayx.league.training import LeagueTraining
+
+_RETRY_S = 10.0
+"""Time between a failure of MLflow and the next try."""
+
+
+class Play(Protocol):
+    """The self-play of one behaviour, which has begun."""
+
+    training: LeagueTraining[Any]
+
+
+P = TypeVar("P", bound=Play)
+
+
+class SelfPlays(Generic[P]):
+    """The self-play of behaviours by name.
+
+    Args:
+        say: prints a line above the display.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._playing: dict[str, P] = {}
+        self._try_at = 0.0
+
+    def league(self, name: str) -> LeagueTraining[Any] | None:
+        """The league of a behaviour; None: it does not play itself."""
+        return self._playing[name].training if name in self._playing else None
+
+    def standings(self) -> str:
+        """The tables of all."""
+        return "\n".join(f"{name}:\n{play.training.standings()}" for name, play in self._playing.items())
+
+    @property
+    def _may_begin(self) -> bool:
+        """Whether MLflow has not just failed."""
+        return time.monotonic() >= self._try_at
+
+    def _begin(self, name: str, make: Callable[[Callable[[str], None]], P]) -> bool:
+        """Begins a behaviour's self-play. Returns False if MLflow does not answer: try again when `_may_begin`.
+
+        Args:
+            name: the behaviour.
+            make: makes it; its argument prints a line.
+        """
+        try:
+            self._playing[name] = make(lambda line: self._say(f"{name!r}: {line}"))
+        except TrackingError as error:
+            if not self._try_at:
+                self._say(f"behaviour {name!r} waits with its self-play until MLflow answers: {error.message}")
+            self._try_at = time.monotonic() + _RETRY_S
+            return False
+        return True
+
+    def _say_teams(self, name: str, teams: str) -> None:
+        self._say(f"behaviour {name!r} has teams {teams}: one learns, past versions of its model play the others")
