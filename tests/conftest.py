@@ -31,7 +31,7 @@ from brayx.temporary import temporary_files
 from tests.processes import SESSION_MARK, ours, ray_trouble
 from tests.stores import new_store
 
-LEFTOVER_WAIT_S = 15.0
+LEFTOVER_WAIT_S = 60.0
 _ON_RAY = "tests/integration/"
 
 pytest.register_assert_rewrite("brayx.gamecore.compliance")  # a failure shows what the service said
@@ -41,6 +41,8 @@ os.environ["RAY_AUTH_MODE"] = "token"
 os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(16)
 os.environ.update(RAY_USAGE_STATS_ENABLED="0", MLFLOW_DISABLE_TELEMETRY="true", RAY_DEDUP_LOGS="0")
 os.environ.update(STREAM_ENVIRONMENT)
+# Otherwise a call to Ray from a test without `ray_cluster` starts a cluster, or joins one of somebody else.
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"
 os.environ.pop("MLFLOW_TRACKING_URI", None)
 os.environ.pop("RAY_ADDRESS", None)
 for _threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -190,7 +192,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         with contextlib.suppress(psutil.Error):
             ports = sorted({c.laddr.port for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN})
             listening = f", listening on {ports}" if ports else ""
-            _leftovers.append(f"{process.pid}: {' '.join(process.cmdline())[:160]}{listening}")
+            test = process.environ().get("PYTEST_CURRENT_TEST", "no test")
+            _leftovers.append(f"{process.pid}: {' '.join(process.cmdline())[:160]}{listening}, started by {test}")
             process.kill()
     if _leftovers:
         session.exitstatus = pytest.ExitCode.INTERRUPTED
@@ -210,6 +213,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if ray_trouble:
         terminalreporter.section("Ray was started again", yellow=True)
         terminalreporter.write_line("\n".join(ray_trouble))
-    if _leftovers:
-        terminalreporter.section("processes left by the tests (killed now)", red=True)
-        terminalreporter.write_line("\n".join(_leftovers))
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Names the processes at the very end, since only the end of a long log may be kept."""
+    if _leftovers and not hasattr(config, "workerinput"):
+        writer = config.get_terminal_writer()
+        writer.sep("=", "processes left by the tests (killed now)", red=True)
+        writer.line("\n".join(_leftovers))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +10,6 @@ from typing import Any, Literal
 import pytest
 from mlflow import MlflowClient
 
-from brayx.actor.config import ActorConfig
 from brayx.cluster.actor_app import (
     _normalising,
     _Refused,
@@ -110,14 +108,13 @@ async def test_keys_are_required_for_serving_and_not_for_training(
     spec = actor_spec(job, "actor", mode=mode, weights={"model": WeightSource()})
     bound: Any = application(spec, name="actor", directory="sessions")._bound_deployment
 
-    async def build(handles: Mapping[str, Any]) -> Any:
+    def create(directory: str) -> Any:
         raise Built
 
-    _, config, *rest = bound.init_args
-    assert isinstance(config, ActorConfig)
+    monkeypatch.setattr("brayx.cluster.replica.create_directory", create)
     replica = Starting.__new__(Starting)
     with pytest.raises(Built):
-        await ActorReplica.__init__(replica, build, config, *rest, **bound.init_kwargs)
+        await ActorReplica.__init__(replica, *bound.init_args, **bound.init_kwargs)
     assert (replica._keys is not None) == (mode == "serve")
 
 
