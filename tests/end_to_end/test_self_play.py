@@ -66,17 +66,20 @@ class OfRivals(Duel):
 
 
 class Duels:
-    """Plays until the door closes; only few games before ``may_learn`` is set."""
+    """A context in which games are played until the door closes; only few of them before ``may_learn`` is set."""
 
     def __init__(self, door: str, kind: type[Duel] = Duel) -> None:
-        self.may_learn = threading.Event()
+        self.may_learn, self._ended = threading.Event(), threading.Event()
         self._door, self._kind = door, kind
         self._threads = [threading.Thread(target=self._play, args=(seed,), daemon=True) for seed in range(2)]
+
+    def __enter__(self) -> Duels:
         for thread in self._threads:
             thread.start()
+        return self
 
-    def join(self) -> None:
-        """Waits for their end."""
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
         self.may_learn.set()
         for thread in self._threads:
             thread.join(60)
@@ -87,7 +90,7 @@ class Duels:
             for _ in range(ALONE):
                 game.duel()
             self.may_learn.wait(240)
-            while True:
+            while not self._ended.is_set():
                 game.duel()
 
 
@@ -102,13 +105,12 @@ def test_teams_are_learned_by_self_play(tmp_path: Path) -> None:
             train.until(lambda train=train: re.search(DOOR, train.err), "it is open")
             door = re.search(DOOR, train.err)
             assert door is not None
-            duels = Duels(door[1])
-            train.until(train.says(begins), "it begins")
-            duels.may_learn.set()
-            train.until(lambda train=train, ends=ends: re.search(ends, train.err), "the learner becomes better")
-            train.control_c()
-            assert train.ended() in (0, 130)
-            duels.join()
+            with Duels(door[1]) as duels:
+                train.until(train.says(begins), "it begins")
+                duels.may_learn.set()
+                train.until(lambda train=train, ends=ends: re.search(ends, train.err), "the learner becomes better")
+                train.control_c()
+                assert train.ended() in (0, 130)
         standings = train.out + train.err
         assert re.search(r"main:1 +\d+ ", standings), "the table has the first version"
         assert re.search(r"main:\d+ .*champion", standings)
@@ -126,16 +128,19 @@ def test_behaviours_of_different_teams_learn_against_each_other_s_past_beside_on
         train.until(lambda: re.search(DOOR, train.err), "it is open")
         door = re.search(DOOR, train.err)
         assert door is not None
-        duels = Duels(door[1], OfRivals)
-        duels.may_learn.set()  # a trial is open once something was learned
-        train.until(train.says("behaviour 'duel' has teams 0, 1: one learns"), "the first one plays itself")
-        for team, behaviour in enumerate(("striker", "keeper")):
-            train.until(train.says(f"behaviour '{behaviour}' has team {team}: while another team learns"), "it begins")
-        for behaviour in ("striker", "keeper"):
-            train.until(train.says(f"'{behaviour}': {behaviour}:1 is champion: there is no champion yet"), "it plays")
-        train.control_c()
-        assert train.ended() in (0, 130)
-        duels.join()
+        with Duels(door[1], OfRivals) as duels:
+            duels.may_learn.set()  # a trial is open once something was learned
+            train.until(train.says("behaviour 'duel' has teams 0, 1: one learns"), "the first one plays itself")
+            for team, behaviour in enumerate(("striker", "keeper")):
+                train.until(
+                    train.says(f"behaviour '{behaviour}' has team {team}: while another team learns"), "it begins"
+                )
+            for behaviour in ("striker", "keeper"):
+                train.until(
+                    train.says(f"'{behaviour}': {behaviour}:1 is champion: there is no champion yet"), "it plays"
+                )
+            train.control_c()
+            assert train.ended() in (0, 130)
     for behaviour in ("striker", "keeper"):
         (trial,) = trials(tmp_path, "game")[behaviour]
         assert find(f"models:/game-{behaviour}/1", trial.uri).run_id == trial.run_id

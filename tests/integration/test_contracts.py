@@ -114,20 +114,26 @@ def test_a_game_with_another_contract_is_refused_by_field(urls: dict[str, str]) 
 
 @contextlib.contextmanager
 def playing(door: str, *games: type[Side]) -> Iterator[None]:
-    """Plays these games over and over; ends when the door closes."""
+    """Plays these games over and over, until the door closes."""
+    ended = threading.Event()
 
     def play(kind: type[Side]) -> None:
         with contextlib.suppress(OSError, http.client.HTTPException, RuntimeError):
             game = kind(door, 0)
             for number in itertools.count():
                 game.play(f"{kind.__name__}-{number}")
+                if ended.is_set():
+                    break
 
     threads = [threading.Thread(target=play, args=(game,), daemon=True) for game in games]
     for thread in threads:
         thread.start()
-    yield
-    for thread in threads:
-        thread.join(WAIT_S)
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join(WAIT_S)
 
 
 def native_door(ingress: Ingress) -> str | None:
@@ -180,13 +186,11 @@ def test_teams_are_learned_by_self_play(ingress: Ingress, tracking_db: str, capf
         said.append("".join(capfd.readouterr()))
         return re.search(pattern, "".join(said)) is not None
 
-    with Training(job, ingress, tracking_db) as training:
-        duels = Duels(opened_door(training, ingress))
+    with Training(job, ingress, tracking_db) as training, Duels(opened_door(training, ingress)) as duels:
         duels.may_learn.set()
         training.until(lambda: says("behaviour 'duel' has teams 0, 1: one learns"), "it begins")
         training.until(lambda: says(r"'duel': main:1 is champion: there is no champion yet"), "it has a champion")
         training.until(lambda: says(r"'duel': main:4 joins the pool"), "it learns against its past")
-    duels.join()
     assert training.result is not None
     assert re.search(r"main:1 +\d+ ", training.result.outcome), "the table has the first version"
     trial = training.result.trial
