@@ -279,16 +279,16 @@ class AgentActor(Actor):
                 await self._agents.act(state)
                 if logs.taking:
                     logs.phase("agents")
-                reply = self._encoded(state)
+                reply = self._encoded(state, body)
             except BaseException as error:
-                logs.failed(state, body, began, self.arrived, self._failures.why(error))
+                logs.failed(state, bytes(body), began, self.arrived, self._failures.why(error))
                 raise
             if self._models.arms and (self._tick + self._offset) % _SAMPLED == 0:
                 self._models.count("arm_seconds", clock.now() - self.arrived)
             self._tick += 1
             is_full = self._episodes.add(state)
             for log in logs.taking:
-                log.tick(state, body, reply, began, self.arrived)
+                log.tick(state, bytes(body), bytes(reply), began, self.arrived)
         if is_full:
             self._count_ticks()
             with self._services.use():
@@ -434,9 +434,9 @@ class AgentActor(Actor):
             return State(self._session, tick=self._tick, input=seen, output=codec.empty())
         return self._seat.state(tick=self._tick, input=seen, output=codec.empty())
 
-    def _encoded(self, state: State) -> bytes:
+    def _encoded(self, state: State, body: bytes) -> bytes:
         try:
-            return self._codec.encode(state.output)
+            return self._codec.reply(state.output, body)
         except AgentError as error:
             self._failures.add(self._agents.last, "on_tick", error)
             raise

@@ -76,6 +76,10 @@ class Codec:
             return self.tick_output()
         return b""
 
+    def reply(self, output: Any, body: bytes) -> bytes:
+        """As `encode`, in answer to a tick's body."""
+        return self.encode(output)
+
     def encode(self, output: Any) -> bytes:
         """The reply for an output.
 

@@ -16,7 +16,7 @@ from brayx.actor.codec import Codec, dumps_json
 from brayx.errors import BadBody, ConfigError
 from brayx.gamecore.contract import VERSION, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
-from brayx.gamecore.contract_rows import RowBodies
+from brayx.gamecore.contract_rows import Decoded, RowBodies
 from brayx.gamecore.contract_ticks import Tick
 from brayx.gamecore.contract_values import ObservationValues
 from brayx.gamecore.fields import check_names
@@ -190,6 +190,12 @@ class ContractCodec(Codec):
         for name, array in self.missing.items():
             tick.obs[name] = array if tick.agents is None else np.tile(array, (len(tick.agents), *[1] * array.ndim))
         return tick
+
+    def reply(self, output: Any, body: bytes) -> bytes:
+        """See `Codec.reply`."""
+        if type(body) is Decoded and isinstance(self._bodies, RowBodies):
+            return self._bodies.encode_decoded(output)
+        return self.encode(output)
 
     def encode(self, output: Any) -> bytes:
         """See `Codec.encode`."""

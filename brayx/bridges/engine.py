@@ -20,7 +20,7 @@ from brayx.bridges.clients import ClientSessions
 from brayx.errors import BadBody, BrayxError, ConfigError, ProtocolError
 from brayx.gamecore.contract import ActionPart, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
-from brayx.gamecore.contract_rows import RowBodies
+from brayx.gamecore.contract_rows import Decoded, RowBodies
 from brayx.gamecore.games import RETRIED, Backoff, GameResult, GamesRun, send_async
 from brayx.gamecore.games import say as print_line
 from brayx.gamecore.protocol import StepKind, StepRequest
@@ -77,6 +77,7 @@ class EngineRun:
         ask: sends a request to the service and returns the reply, or raises a typed error.
         say: prints a line.
         builds: how builds are started, as for `brayx.guard.GamecoreGuard.start`.
+        is_inner: the service is in this process, and gets `Decoded` bodies.
 
     Raises:
         ConfigError: the run has ``max_ticks``, which an engine's agents do not have.
@@ -89,10 +90,11 @@ class EngineRun:
         *,
         say: Callable[[str], None] = print_line,
         builds: Mapping[str, Any] = {},
+        is_inner: bool = False,
     ) -> None:
         if run.max_ticks is not None:
             raise ConfigError(f"max_ticks is {run.max_ticks}: the agents of an engine do not have it")
-        self.run, self.ask, self.say, self.builds = run, ask, say, builds
+        self.run, self.ask, self.say, self.builds, self.is_inner = run, ask, say, builds, is_inner
         self._results: list[GameResult] = []
         self._failure: BrayxError | None = None
         self._ends = asyncio.Event()
@@ -230,7 +232,8 @@ class EngineAgents:
             try:
                 if session is None:
                     session = await self._started(contract)
-                request = StepRequest(StepKind.TICK, session.id, _encoded(session.bodies, steps))
+                body = _body(session.bodies, steps)
+                request = StepRequest(StepKind.TICK, session.id, body if self._run.is_inner else bytes(body))
                 self._count(session, steps)
                 return _actions(session.bodies, steps, await send_async(self._run.ask, request))
             except RETRIED as error:
@@ -308,7 +311,7 @@ def _actions(bodies: RowBodies, steps: Sequence[AgentStep], reply: bytes) -> dic
     return {agent: dict(zip(columns, row, strict=True)) for agent, row in zip(acting, rows, strict=True)}
 
 
-def _encoded(bodies: RowBodies, steps: Sequence[AgentStep]) -> bytes:
+def _body(bodies: RowBodies, steps: Sequence[AgentStep]) -> Decoded:
     """The body of a tick: a row for each step.
 
     Raises:
@@ -327,7 +330,7 @@ def _encoded(bodies: RowBodies, steps: Sequence[AgentStep]) -> bytes:
     try:
         if any(obs.keys() != names for obs in seen):
             _check(contract, steps)
-        return bodies.encode_rows(
+        return bodies.decoded_rows(
             agents,
             {name: [obs[name] for obs in seen] for name in names},
             list(rewards),

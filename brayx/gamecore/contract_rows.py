@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,8 +31,15 @@ from brayx.gamecore.contract_bodies import (
     ContractBodies,
     dumps,
 )
+from brayx.gamecore.contract_columns import (
+    ObservationRows,
+    as_sent,
+    bytes_of,
+    read_flags,
+    read_numbers,
+    whole_numbers,
+)
 from brayx.gamecore.contract_ticks import Tick
-from brayx.gamecore.contract_values import ObservationValues
 from brayx.gamecore.fields import array_of, check_names
 from brayx.spaces import MASK
 from brayx.strict_json import parse_json
@@ -43,7 +50,28 @@ _FIELDS = ("agent", "group", "obs", "reward", "mask", "terminated", "truncated",
 _HEAD = struct.Struct("<HB")
 _GROUPED = 32
 """Flag of a packed body: groups follow."""
-_LARGEST = float(np.finfo(np.float32).max)
+
+
+class Decoded(bytes):
+    """A body between a game and a service in one process, which need not be encoded; ``bytes`` encodes it.
+
+    Attributes:
+        value: what it decodes to.
+        encode: returns its bytes.
+    """
+
+    value: Any
+    encode: Callable[[], bytes]
+
+    @classmethod
+    def of(cls, value: Any, encode: Callable[[], bytes]) -> Decoded:
+        """A body that decodes to ``value``."""
+        body = cls()
+        body.value, body.encode = value, encode
+        return body
+
+    def __bytes__(self) -> bytes:
+        return self.encode()
 
 
 class RowBodies(ContractBodies):
@@ -55,7 +83,7 @@ class RowBodies(ContractBodies):
 
     def __init__(self, contract: Contract) -> None:
         super().__init__(contract)
-        self._columns = {spec.name: _ObservationRows(spec) for spec in contract.observations}
+        self._columns = {spec.name: ObservationRows(spec) for spec in contract.observations}
         values = sum(math.prod(spec.shape) for spec in contract.observations)
         self._choices = sum(contract.sizes)
         self._max_rows = min(MAX_ROWS, MAX_VALUES // max(values, self._choices, 1))
@@ -76,6 +104,9 @@ class RowBodies(ContractBodies):
             BadBody: a value is missing, unknown, or does not fit the contract; or an agent has two rows that want an
                 action.
         """
+        if type(body) is Decoded:
+            tick: Tick = body.value
+            return tick
         return self._unpack_rows(body) if self._is_packed else self._read_rows(self._document(body))
 
     def decode_stop(self, body: bytes) -> Tick | None:
@@ -92,6 +123,14 @@ class RowBodies(ContractBodies):
         Raises:
             AgentError: an action is missing, or not in its bounds.
         """
+        return self._encoded_reply(self._reply_columns(action))
+
+    def encode_decoded(self, action: Mapping[str, Any]) -> Decoded:
+        """As `encode`, for a game in this process; errors are the same."""
+        columns = self._reply_columns(action)
+        return Decoded.of(columns, partial(self._encoded_reply, columns))
+
+    def _reply_columns(self, action: Mapping[str, Any]) -> dict[str, np.ndarray]:
         columns = {}
         try:
             for name, values in self._values.actions.items():
@@ -100,6 +139,9 @@ class RowBodies(ContractBodies):
             raise AgentError(f"the agent chose no action {error.args[0]!r}") from None
         except BadBody as error:
             raise AgentError(f"the agent's action {error.message}") from None
+        return columns
+
+    def _encoded_reply(self, columns: Mapping[str, np.ndarray]) -> bytes:
         if self._is_packed:
             rows = np.empty(len(next(iter(columns.values()))), self._row)
             for name, column in columns.items():
@@ -113,6 +155,9 @@ class RowBodies(ContractBodies):
         Raises:
             BadBody: this is no reply to a session with this contract.
         """
+        if type(body) is Decoded:
+            columns: dict[str, Any] = body.value
+            return columns
         actions = self._values.actions
         if self._is_packed:
             if len(body) % self._row.itemsize:
@@ -152,6 +197,20 @@ class RowBodies(ContractBodies):
         Raises:
             BadBody: a value does not fit the contract.
         """
+        return bytes(self.decoded_rows(agents, obs, reward, mask, terminated, truncated, groups, extras))
+
+    def decoded_rows(
+        self,
+        agents: Sequence[int],
+        obs: Any,
+        reward: Any = None,
+        mask: Any = None,
+        terminated: Any = None,
+        truncated: Any = None,
+        groups: Sequence[int] | None = None,
+        extras: Mapping[str, Any] | None = None,
+    ) -> Decoded:
+        """As `encode_rows`, for a service in this process; arguments and errors are the same."""
         tick = self._read_numbers(agents, groups)
         count = len(agents)
         columns = self._read_columns(obs, count)
@@ -160,28 +219,44 @@ class RowBodies(ContractBodies):
         allowed = self._read_masks(mask, count)
         if extras:
             self._read_extras(tick, extras)
+        if self._is_packed:  # as a service elsewhere would get them
+            sent = {name: as_sent(rewards) for name, rewards in tick.rewards.items()}
+            self._read_rewards(tick, sent or as_sent(tick.reward), count)
+        tick.obs = self._model_rows(columns, allowed, count)
+        return Decoded.of(tick, partial(self._encoded_rows, tick, columns, allowed, extras))
+
+    def _encoded_rows(
+        self,
+        tick: Tick,
+        columns: Mapping[str, Any],
+        allowed: np.ndarray | None,
+        extras: Mapping[str, Any] | None,
+    ) -> bytes:
+        """The body of a checked tick."""
+        assert tick.agents is not None
+        count = len(tick.agents)
         if self._is_packed:
             rewards = np.stack([*tick.rewards.values()], -1) if tick.rewards else tick.reward
             flags = MASKED * (allowed is not None) + WITH_EXTRAS * bool(extras) + _GROUPED * (tick.groups is not None)
             ends = bytes(count)
             if tick.acting is not None:
                 ends = (tick.terminated * np.uint8(TERMINATED) + tick.truncated * np.uint8(TRUNCATED)).tobytes()
-            parts = [_HEAD.pack(count, flags), _bytes(tick.agents, "<i4"), _bytes(rewards, "<f4"), ends]
+            parts = [_HEAD.pack(count, flags), bytes_of(tick.agents, "<i4"), bytes_of(rewards, "<f4"), ends]
             if tick.groups is not None:
-                parts.append(_bytes(tick.groups, "<i4"))
+                parts.append(bytes_of(tick.groups, "<i4"))
             parts.extend(self._columns[name].pack_rows(column) for name, column in columns.items())
             if allowed is not None:
                 parts.append(b"".join(allowed[:, choices].tobytes() for choices in self._values.masks.values()))
             return b"".join(parts) + (dumps(extras).encode() if extras else b"")
         is_binary = self._is_binary
         document: dict[str, Any] = {
-            "agent": _bytes(tick.agents, "<i4") if is_binary else [*map(int, agents)],
+            "agent": bytes_of(tick.agents, "<i4") if is_binary else tick.agents.tolist(),
             "obs": {name: self._columns[name].row_values(column, is_binary) for name, column in columns.items()},
             "reward": {name: row.tolist() for name, row in tick.rewards.items()} or tick.reward.tolist(),
             **(extras or {}),
         }
         if tick.groups is not None:
-            document["group"] = _bytes(tick.groups, "<i4") if is_binary else tick.groups.tolist()
+            document["group"] = bytes_of(tick.groups, "<i4") if is_binary else tick.groups.tolist()
         if allowed is not None:
             document["mask"] = {name: self._plain(allowed[:, choices]) for name, choices in self._values.masks.items()}
         for name, ended in (("terminated", tick.terminated), ("truncated", tick.truncated)):
@@ -248,12 +323,12 @@ class RowBodies(ContractBodies):
         """A tick with the numbers of its rows' agents and groups, and nothing else yet."""
         if agents is None:
             raise BadBody("agent is missing, expected the number of each row's agent", field="agent")
-        tick = Tick({}, agents=_whole_numbers("agent", agents))
+        tick = Tick({}, agents=whole_numbers("agent", agents))
         assert tick.agents is not None
         if not 0 < len(tick.agents) <= self._max_rows:
             raise BadBody(f"agent has {len(tick.agents)} rows, expected 1 to {self._max_rows}", field="agent")
         if groups is not None:
-            tick.groups = _whole_numbers("group", groups)
+            tick.groups = whole_numbers("group", groups)
             if len(tick.groups) != len(tick.agents):
                 got = f"group has {len(tick.groups)} rows, expected {len(tick.agents)}"
                 raise BadBody(f"{got}, with 0 for an agent without a group", field="group")
@@ -284,12 +359,12 @@ class RowBodies(ContractBodies):
     def _read_rewards(self, tick: Tick, value: Any, count: int) -> None:
         weights = self.contract.rewards
         if not weights:
-            tick.reward = _numbers("reward", self._values.given_reward(value), count)
+            tick.reward = read_numbers("reward", self._values.given_reward(value), count)
             return
         value = self._values.rewards_by_name(value)
         tick.reward = np.zeros(count)
         for name, weight in weights.items():
-            rewards = _numbers(f"reward.{name}", value[name], count) if name in value else np.zeros(count)
+            rewards = read_numbers(f"reward.{name}", value[name], count) if name in value else np.zeros(count)
             tick.rewards[name] = rewards
             tick.reward = tick.reward + weight * rewards
 
@@ -298,9 +373,9 @@ class RowBodies(ContractBodies):
         assert tick.agents is not None
         ended = tick.terminated = tick.truncated = np.zeros(count, np.bool_)
         if terminated is not None:
-            ended = tick.terminated = _flags("terminated", terminated, count)
+            ended = tick.terminated = read_flags("terminated", terminated, count)
         if truncated is not None:
-            tick.truncated = _flags("truncated", truncated, count)
+            tick.truncated = read_flags("truncated", truncated, count)
             ended = ended | tick.truncated
         agents, ends = tick.agents.tolist(), ended.tolist()
         if True in ends:
@@ -355,112 +430,3 @@ class RowBodies(ContractBodies):
         if part.kind == "discrete":
             return column.tolist()
         return np.clip(column.astype(np.float64), part.low, part.high).tolist()  # float32 of 0.1 is above 0.1
-
-
-class _ObservationRows(ObservationValues):
-    """Reads and writes the rows of one observation: ``[N, ...]``; a list of arrays if their length may vary."""
-
-    def read_rows(self, value: Any, count: int) -> Any:
-        """The rows of a value: their values, an array, or its little-endian bytes."""
-        if self._rows is not None:
-            if not isinstance(value, Sequence | np.ndarray) or isinstance(value, str | bytes) or len(value) != count:
-                raise BadBody(f"{self.place} is {value!r:.80}, expected {count} rows", field=self.place)
-            return [self.read(row) for row in value]
-        if isinstance(value, list) and value and isinstance(value[0], bytes | np.ndarray):
-            value = np.stack([self.read(row) for row in value])
-        if isinstance(value, bytes):
-            if len(value) != count * self._row_bytes:
-                expected = f"{count} rows of {self._row_bytes}"
-                raise BadBody(f"{self.place} has {len(value)} bytes, expected {expected}", field=self.place)
-            array = self._checked(np.frombuffer(value, self._dtype))
-        elif self.spec.dtype == "float32":
-            array = array_of(value, self.place)  # and so checked
-        else:
-            array = self._checked(array_of(value, self.place, self._dtype))
-        shape = (count, *self.spec.shape)
-        if array.shape != shape:
-            if array.size != math.prod(shape) or (array.ndim > 1 and len(array) != count):
-                raise BadBody(f"{self.place} has shape {list(array.shape)}, expected {list(shape)}", field=self.place)
-            array = array.reshape(shape)
-        return array
-
-    def model_rows(self, rows: Any) -> np.ndarray:
-        """What the model gets: ``[N, ...]``."""
-        return np.stack([self.model_array(row) for row in rows]) if self._rows is not None else self.model_array(rows)
-
-    def row_values(self, rows: Any, is_binary: bool) -> Any:
-        """The rows in a body: their bytes, or JSON values."""
-        if self._rows is not None:
-            return [self.value(row, binary=is_binary) for row in rows]
-        return self.value(rows, binary=is_binary)
-
-    def pack_rows(self, rows: Any) -> bytes:
-        """The bytes in a packed body: those of the rows; after their lengths, if these may vary."""
-        if self._rows is None:
-            return self.pack(rows)
-        lengths = np.array([len(row) for row in rows], "<u2").tobytes()
-        return lengths + b"".join(_bytes(row, self._dtype) for row in rows)
-
-    def unpack_rows(self, body: bytes, start: int, count: int) -> tuple[Any, int]:
-        """The rows at ``start`` of a packed body, and where they end."""
-        if self._rows is None:
-            end = start + count * self._row_bytes
-            if end > len(body):
-                raise self._too_short(body, end)
-            return self.read_rows(body[start:end], count), end
-        end = start + 2 * count
-        if end > len(body):
-            raise self._too_short(body, end)
-        lengths = np.frombuffer(body, "<u2", count, start).astype(np.int64) * self._row_bytes
-        ends = [end, *(end + lengths.cumsum()).tolist()]
-        if ends[-1] > len(body):
-            raise self._too_short(body, ends[-1])
-        return [self._of_bytes(body[first:last]) for first, last in pairwise(ends)], ends[-1]
-
-
-def _whole_numbers(place: str, value: Any) -> np.ndarray:
-    """int64 ``[N]`` whole numbers that int32 can hold, 0 or more; of little-endian int32, a list or an array."""
-    if isinstance(value, bytes) and len(value) % 4:
-        raise BadBody(f"{place} has {len(value)} bytes, expected 4 for each row", field=place)
-    try:
-        array = np.frombuffer(value, "<i4") if isinstance(value, bytes) else np.asarray(value)
-    except ValueError:  # lists of different lengths, which the check below refuses
-        array = np.empty(0)
-    if array.dtype.kind not in "iu":
-        array = array_of(value, place, np.int64)
-    if array.ndim != 1:
-        raise BadBody(f"{place} has the shape {list(array.shape)}, expected a number for each row", field=place)
-    numbers = array.tolist()
-    if numbers and (min(numbers) < 0 or max(numbers) >= 2**31):
-        index = next(index for index, number in enumerate(numbers) if not 0 <= number < 2**31)
-        where = f"{place}[{index}]"
-        raise BadBody(f"{where} is {numbers[index]}, expected a whole number from 0 to {2**31 - 1}", field=where)
-    return array.astype(np.int64, copy=False)
-
-
-def _numbers(place: str, value: Any, count: int) -> np.ndarray:
-    """float64 ``[N]`` numbers that float32 can hold."""
-    if isinstance(value, np.ndarray) and value.dtype == np.float64 and value.shape == (count,):
-        numbers = value
-    elif isinstance(value, list) and len(value) == count and {float}.issuperset(map(type, value)):
-        numbers = np.array(value)  # what a game usually gives
-    else:
-        numbers = array_of(value, place, np.float64, (count,))
-    # The sum of squares takes a fifth of the time. Large numbers that fit may exceed it, so only then look at each.
-    if not np.vdot(numbers, numbers) <= _LARGEST and not np.abs(numbers).max() <= _LARGEST:
-        index = int((~(np.abs(numbers) <= _LARGEST)).argmax())
-        where = f"{place}[{index}]"
-        raise BadBody(f"{where} is {numbers[index]}, expected a finite number", field=where)
-    return numbers
-
-
-def _flags(place: str, value: Any, count: int) -> np.ndarray:
-    """bool ``[N]``."""
-    is_read = isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.shape == (count,)
-    return value if is_read else array_of(value, place, np.bool_, (count,))
-
-
-def _bytes(array: Any, dtype: Any) -> bytes:
-    """The little-endian bytes of an array."""
-    data: bytes = array.astype(dtype, copy=False).tobytes()
-    return data

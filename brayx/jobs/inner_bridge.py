@@ -110,7 +110,7 @@ class InnerBridge:
             give_up_after_s=options.give_up_after_s,
         )
         builds = {"folder": self._folder, "stdout": self._output, "stderr": self._output}
-        self._run = EngineRun(run, self._doors.step, say=self._say, builds=builds)
+        self._run = EngineRun(run, self._doors.step, say=self._say, builds=builds, is_inner=True)
         return {name: getattr(options, name) for name in self._bridge.OPTIONS}
 
     async def _play(self, words: Sequence[str]) -> None:

@@ -70,6 +70,27 @@ def test_each_row_is_as_a_tick_without_rows(encoding: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
+def test_a_decoded_body_is_what_its_bytes_decode_to(encoding: str) -> None:
+    rows = rows_of(encoding)
+    body = rows.decoded_rows(
+        [3, 4],
+        {name: [OBS[name], OTHER[name]] for name in OBS},
+        {"win": [0.1, 2], "style": [-0.3, 0]},
+        mask={"dash": [[1, 0], [0, 1]]},
+        truncated=[True, False],
+        groups=[7, 0],
+        extras={"info": [{"level": 3}, {}]},
+    )
+    tick, sent = rows.decode(body), rows.decode(bytes(body))
+    for attribute in dataclasses.fields(tick):
+        np.testing.assert_equal(getattr(tick, attribute.name), getattr(sent, attribute.name))
+    action = {"jump": [2], "dash": [1], "steer": [[-0.25, 0.1]]}
+    reply = rows.encode_decoded(action)
+    assert bytes(reply) == rows.encode(action)
+    np.testing.assert_equal(rows.decode_reply(reply), rows.decode_reply(bytes(reply)))
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
 def test_what_is_left_out_has_a_default(encoding: str) -> None:
     rows = rows_of(encoding)
     tick = rows.decode(rows.encode_rows([0, 1], {name: [value] * 2 for name, value in OBS.items()}))
