@@ -25,6 +25,7 @@ from brayx.actor.ownership import Park
 from brayx.actor.service import Holder, Reply
 from brayx.actor.serving import ActorService, Runtime
 from brayx.cluster import ray_private
+from brayx.cluster.autoscaling import SESSIONS
 from brayx.cluster.console import ConsoleAnswers
 from brayx.cluster.hub import HubClient
 from brayx.cluster.membership import Membership, check_directory, create_directory
@@ -256,6 +257,10 @@ class ActorReplica(GrpcDoor, ActorService):
         if self._renewal.done():
             raise RuntimeError(f"the session directory's renewal ended: {self._renewal.exception()!r}")
         self._replica.check()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Serve's hook for its autoscaler, see `brayx.cluster.autoscaling`."""
+        return {SESSIONS: float(len(self.table))}
 
     async def __del__(self) -> None:
         """Serve's shutdown hook: ends all sessions, then everything the replica started."""

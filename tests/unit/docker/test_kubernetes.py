@@ -1,7 +1,8 @@
 """docker/kubernetes renders, and says of brayx what is true. Nothing here runs on Kubernetes.
 
 ``BRAYX_KUBERAY`` names a folder with KubeRay's CRDs (``ray.io_rayservices.yaml`` and so on), and ``BRAYX_AGONES`` the
-``install.yaml`` of Agones, against which resources are validated; without them that is left out.
+``install.yaml`` of Agones; the package kubernetes-validate has the schemas of Kubernetes itself. Resources are
+validated against those that are there.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from brayx.actor.config import ActorConfig
 from brayx.cluster.serving import ServeArgs
 from brayx.commands.cli import parser
 from brayx.jobs.config import JobConfig
+from deployments.actor import BySessions
 from tests.unit.test_lock import lock
 
 ROOT = Path(__file__).parents[3]
@@ -94,6 +96,15 @@ def test_the_service_is_one_that_brayx_takes(rendered: dict[str, list[Resource]]
     assert (ROOT / path.relative_to("/brayx")).exists()
     ours = yaml.safe_load((ROOT / "docker" / "serve_config.yaml").read_text())
     assert config["http_options"] == ours["http_options"]
+    (deployment,) = application["deployments"]
+    actor = JobConfig.load(ROOT / path.relative_to("/brayx")).actors[deployment["name"]]
+    scaling, (workers,) = deployment["autoscaling_config"], cluster(service)["workerGroupSpecs"]
+    assert scaling["policy"]["policy_function"] == f"{module}:{BySessions.__name__}"
+    assert scaling["policy"]["policy_kwargs"] == {"sessions": actor.actors_per_worker // 2}
+    (worker,) = workers["template"]["spec"]["containers"]
+    replicas_each = (int(worker["resources"]["requests"]["cpu"]) - 1) // deployment["ray_actor_options"]["num_cpus"]
+    for end in ("min", "max"):  # a CPU of each worker is left to Ray and the ingress
+        assert workers[f"{end}Replicas"] * replicas_each >= scaling[f"{end}_replicas"]
     ports = {port["name"]: port["containerPort"] for container in containers(service) for port in container["ports"]}
     defaults = ActorConfig(agents=["agent"])
     assert (ports["native"], ports["tcp"]) == (defaults.native_port, defaults.tcp_port)
@@ -138,6 +149,14 @@ def test_ray_is_the_locked_one_and_its_settings_are_the_image_s(rendered: dict[s
         for resource in of_kind(rendered[overlay], "RayService", "RayJob"):
             assert cluster(resource)["rayVersion"] == lock()["ray"]
     assert (FOLDER / "base" / "serve.env").read_text() == (ROOT / "docker" / "serve.env").read_text()
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_kubernetes_takes_the_resources(rendered: dict[str, list[Resource]], overlay: str) -> None:
+    schemas = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate brings the schemas")
+    for resource in rendered[overlay]:
+        if resource["kind"] in ("ConfigMap", "Deployment", "NetworkPolicy"):
+            schemas.validate(resource, "1.29", strict=True)
 
 
 @pytest.mark.skipif(not CRDS, reason="BRAYX_KUBERAY names no folder with KubeRay's CRDs")
