@@ -161,7 +161,7 @@ def running(data: Path, job: str, database: str, certificate: Path | None) -> It
         stack.start("brayx", serve, lambda: is_open(8000))
         prometheus = ["prometheus", f"--config.file={DOCKER / 'prometheus' / 'prometheus.yaml'}"]
         where = [f"--storage.tsdb.path={data / 'prometheus'}", "--web.listen-address=127.0.0.1:9090"]
-        stack.start("prometheus", [*prometheus, *where], lambda: is_open(9090))
+        stack.start("prometheus", [*prometheus, *where, "--enable-feature=exemplar-storage"], lambda: is_open(9090))
         edge = ["haproxy", "-db", "-f", str(DOCKER / "haproxy.cfg")]
         stack.start("haproxy", edge, lambda: is_open(8443), BRAYX_CERTIFICATE=str(certificate))
         yield stack

@@ -34,7 +34,7 @@ class TickTracing:
 
     Args:
         provider: gets the spans.
-        recorder: has the newest batch of the process's models.
+        recorder: has the newest batch of the process's models, and gets the ids of ticks' traces.
     """
 
     on_request = False
@@ -84,13 +84,16 @@ class _TickSpans(SessionLog):
         self._recorder = recorder
         self._session = session
         self._parent = Context()
+        self._trace_id = ""
         self._phases: list[tuple[str, float]] = []
         self._forwards: list[tuple[str, int, float, float, tuple[float | None, float | None]]] = []
 
     def trace(self, traceparent: str) -> None:
         """See `SessionLog.trace`. One that is malformed names no trace."""
         self._parent = _W3C.extract({"traceparent": traceparent}, Context())
-        self.is_taking = trace.get_current_span(self._parent).get_span_context().trace_flags.sampled
+        parent = trace.get_current_span(self._parent).get_span_context()
+        self.is_taking = parent.trace_flags.sampled
+        self._trace_id = trace.format_trace_id(parent.trace_id)
 
     def phase(self, name: str) -> None:
         """See `SessionLog.phase`."""
@@ -127,6 +130,8 @@ class _TickSpans(SessionLog):
             return trace.set_span_in_context(made, parent)
 
         tick = span("tick", arrived, now, self._parent, session=self._session, tick=number)
+        if not why:
+            self._recorder.trace("tick_seconds", now - arrived, self._trace_id)
         span("door", arrived, began, tick)
         start, agents = began, tick
         for name, end in phases:

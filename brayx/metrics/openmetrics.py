@@ -15,6 +15,7 @@ from itertools import accumulate
 
 from brayx.metrics import Drained, Recorder
 from brayx.metrics.prometheus import Declared, Fold, MetricUpdate, Type, clean
+from brayx.metrics.recorder import Traced
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _Labels = tuple[tuple[str, str], ...]
@@ -58,12 +59,15 @@ class OpenMetrics:
         for recorder in self._followed:
             recorder.drain()
         self._add(current.drain())
+        traced: dict[str, list[Traced]] = defaultdict(list)
+        for name, sample in (found for recorder in self._followed for found in recorder.traced()):
+            traced[f"brayx_{name}"].append(sample)
         with self._lock:
             lines = [line for declared, series in self._values.items() for line in _family(declared, series)]
             for declared, histograms in self._histograms.items():
                 lines += _head(declared)
                 for labels, histogram in histograms.items():
-                    lines += histogram.lines(declared.series, labels)
+                    lines += histogram.lines(declared.series, labels, traced[declared.name])
         return "\n".join((*lines, "# EOF\n"))
 
     @staticmethod
@@ -102,13 +106,21 @@ class _Histogram:
         self._sum += value * count
         self._is_signed |= value < 0
 
-    def lines(self, series: tuple[str, ...], labels: _Labels) -> list[str]:
-        """The series of this histogram; OpenMetrics allows no sum, hence no count, if values may be below zero."""
+    def lines(self, series: tuple[str, ...], labels: _Labels, traced: Iterable[Traced]) -> list[str]:
+        """The series of this histogram, with the newest traced sample of each bucket as its exemplar.
+
+        OpenMetrics allows no sum, hence no count, if values may be below zero.
+        """
         bucket, total, number = series
         counts = list(accumulate(self._counts))
+        exemplars = [""] * len(counts)
+        for value, trace_id, at in sorted(traced, key=lambda sample: sample.at):
+            slot = bisect.bisect_left(self._bounds, value)
+            if self._counts[slot]:
+                exemplars[slot] = f" # {_braces((('trace_id', trace_id),))} {value!r} {at:.3f}"
         lines = [
-            f"{bucket}{_braces((*labels, ('le', '+Inf' if math.isinf(bound) else repr(bound))))} {count}"
-            for bound, count in zip(self._bounds, counts, strict=True)
+            f"{bucket}{_braces((*labels, ('le', '+Inf' if math.isinf(bound) else repr(bound))))} {count}{exemplar}"
+            for bound, count, exemplar in zip(self._bounds, counts, exemplars, strict=True)
         ]
         if not self._is_signed:
             lines.append(f"{number}{_braces(labels)} {counts[-1]}")

@@ -6,11 +6,14 @@ which processes report.
 
 from __future__ import annotations
 
+import bisect
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from brayx.metrics.cell import Cell
+from brayx.metrics.cell import BOUNDS, Cell
 from brayx.metrics.declarations import (
     DROPPED,
     FOLDED,
@@ -31,6 +34,20 @@ Part = dict[tuple[str, str], Cell]
 
 Drained = tuple[Part, dict[str, Metric]]
 """Result of `Recorder.drain`: the samples, and the declarations of an application's own metrics among them."""
+
+
+class Traced(NamedTuple):
+    """A sample of which a trace shows more.
+
+    Attributes:
+        value: the sample, in the metric's unit.
+        trace_id: id of the trace, in hex.
+        at: when it was recorded, in seconds since the epoch.
+    """
+
+    value: float
+    trace_id: str
+    at: float
 
 
 def without_shapes(part: Drained) -> Drained:
@@ -64,6 +81,7 @@ class Recorder:
         self._listeners: list[Callable[[Drained], None]] = []
         self._own_listeners: list[Callable[[Drained], None]] = []
         self._included: list[Recorder] = []
+        self._traced: dict[tuple[str, int], Traced] = {}
 
     def listen(self, listener: Callable[[Drained], None]) -> None:
         """Passes every part drained from now on, even an empty one, to ``listener``, which must not change it."""
@@ -139,6 +157,22 @@ class Recorder:
                         continue
                     cell = self._cells.setdefault(place, Cell())
                 cell.shape = shape
+
+    def trace(self, name: str, value: float, trace_id: str) -> None:
+        """Names the trace of a sample that is recorded elsewhere.
+
+        Args:
+            name: a metric of `METRICS` with `Kind.PERCENTILE`, without a label.
+            value, trace_id: as for `Traced`.
+        """
+        with self._lock:
+            self._traced[name, bisect.bisect_left(BOUNDS, value)] = Traced(value, trace_id, time.time())
+
+    def traced(self) -> list[tuple[str, Traced]]:
+        """The newest traced sample of each bucket, with its metric's name; those of included recorders, too."""
+        with self._lock:
+            own = [(name, sample) for (name, _), sample in self._traced.items()]
+        return own + [sample for other in self._included for sample in other.traced()]
 
     def last(self, name: str) -> float | None:
         """The newest sample of a metric without a label; None: there is none since the last drain."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 import brayx
 from brayx.actor.agent import Agent, Services, State
@@ -68,6 +70,7 @@ class Traced:
         factory = AgentActorFactory({"agent": Doubles}, {}, services, recorders=[tracing])
         config = ActorConfig(agents=["agent"], port=0, native_port=0, tcp_port=0, grpc_port=0)
         self.host = LocalHost(config, Runtime(factory, recorder))
+        self.host.export(recorder)
 
     def spans(self) -> dict[str, ReadableSpan]:
         """The spans so far, by name; they are all of one tick."""
@@ -144,6 +147,25 @@ def test_a_header_names_the_trace_and_each_request_over_http_may_name_another(tr
             assert parent is not None
             assert f"{parent.span_id:016x}" == "1234567890abcdef"
         step(StepKind.STOP, "", b"")
+
+
+def test_metrics_name_the_trace_of_a_tick_beside_the_bucket_of_its_time(traced: Traced) -> None:
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    with Client(traced.host.urls["http"]) as client:
+        client.start(json.dumps({"traceparent": SAMPLED.replace(TRACE, trace)}))
+        client.tick('{"obs": 1.5}')
+        client.stop()
+    (span,) = (span for span in traced.exporter.get_finished_spans() if span.name == "tick")
+    assert span.start_time is not None
+    assert span.end_time is not None
+    with urlopen(f"{traced.host.urls['http']}/metrics", timeout=30) as reply:
+        families = list(text_string_to_metric_families(reply.read().decode()))
+    exemplars = {
+        sample.exemplar.labels["trace_id"]: sample for f in families for sample in f.samples if sample.exemplar
+    }
+    bucket = exemplars[trace]
+    assert bucket.name == "ray_brayx_tick_seconds_bucket"
+    assert bucket.exemplar.value == pytest.approx((span.end_time - span.start_time) / 1e9, abs=1e-5)
 
 
 def test_the_span_of_a_tick_that_failed_says_why(traced: Traced) -> None:

@@ -89,6 +89,22 @@ def test_every_sample_of_a_percentile_is_in_its_bucket() -> None:
     assert value(family, "_sum", label="") > 0
 
 
+def test_the_newest_traced_sample_of_a_bucket_is_its_exemplar() -> None:
+    """One whose bucket has no sample has no place; a recorder's parts have theirs."""
+    recorder, doors, samples = Recorder(), Recorder(), [1.1e-3, 1.2e-3, 0.5]
+    recorder.include(doors)
+    doors.add_all("tick_seconds", samples)
+    for number, value in enumerate([*samples, 7.0]):
+        doors.trace("tick_seconds", value, f"{number:032x}")
+    buckets = [sample for sample in shown(recorder)["ray_brayx_tick_seconds"].samples if sample.exemplar]
+    assert [(b.exemplar.labels, b.exemplar.value) for b in buckets] == [
+        ({"trace_id": f"{1:032x}"}, 1.2e-3),
+        ({"trace_id": f"{2:032x}"}, 0.5),
+    ]
+    for bucket in buckets:
+        assert bucket.exemplar.value <= float(bucket.labels["le"])
+
+
 def test_an_applications_own_metrics_of_every_kind_and_any_name_can_be_read() -> None:
     recorder, name = Recorder(), 'coins "found" \\ ☃\n'
     kinds = [kind for kind in Kind if kind is not Kind.SHAPE]
