@@ -99,6 +99,8 @@ class ArmDocument(Document):
     p50_s: float | None = None
     p99_s: float | None = None
     """Percentiles of the newest ticks' time; null: none is timed yet."""
+    former: bool = False
+    """Whether the alias points at another version by now."""
 
     @property
     def label(self) -> str:
@@ -149,11 +151,12 @@ def routes(source: Source) -> APIRouter:
             return OverviewDocument(verdict=VerdictDocument(state="none", reason=NO_JOB))
         entries = [] if missing_database(source.uri) is not None else versions(source.project, source.uri)
         rated = {entry.version: _rated(entry) for entry in entries}
-        champion = rated.get(aliases(source.project, source.uri).get("champion", 0)) if entries else None
+        newest_aliases = aliases(source.project, source.uri) if entries else {}
+        champion = rated.get(newest_aliases.get("champion", 0))
         newest = rated[entries[-1].version] if entries else None
         if job.mode == "serve":
             verdict = verdict_of_service(job.numbers, job.errors, job.sessions)
-            arms = with_results(job.arms, {entry.version: entry.tags for entry in entries})
+            arms = with_results(job.arms, {entry.version: entry.tags for entry in entries}, newest_aliases)
             return OverviewDocument(verdict=verdict, arms=arms, champion=champion, newest=newest)
         returns, means = _curves(source, job.run_id, RETURN_CHART, CHARTS["episode_return"])
         verdict = verdict_of_training(
@@ -205,10 +208,16 @@ def _arms(numbers: Mapping[str, float]) -> list[ArmDocument]:
     return arms
 
 
-def with_results(arms: Sequence[ArmDocument], tags: Mapping[int, Mapping[str, str]]) -> list[ArmDocument]:
-    """Arms, each with the result of all its games if the tags of its version have one."""
-    results = [served_result(tags.get(arm.version, {})) or arm.result for arm in arms]
-    return [arm.model_copy(update={"result": result}) for arm, result in zip(arms, results, strict=True)]
+def with_results(
+    arms: Sequence[ArmDocument], tags: Mapping[int, Mapping[str, str]], newest_aliases: Mapping[str, int]
+) -> list[ArmDocument]:
+    """Arms with what the registry says: the result of all games of their versions, and whether their alias moved."""
+    seen = []
+    for arm in arms:
+        result = served_result(tags.get(arm.version, {})) or arm.result
+        former = newest_aliases.get(arm.alias, arm.version) != arm.version
+        seen.append(arm.model_copy(update={"result": result, "former": former}))
+    return seen
 
 
 def _curves(source: Source, run_id: str, *charts: str) -> list[list[tuple[float, float]]]:

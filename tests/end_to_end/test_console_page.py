@@ -153,7 +153,13 @@ def test_a_promotion_changes_what_the_next_session_acts_with(served: tuple[Job, 
     expect(page.get_by_text("watched version 2 is champion now; before it was version 1.")).to_be_visible()
     until(lambda: acts_with() == 2, "the next session gets it", WAIT_S)
 
+    expect(
+        page.get_by_text("Version 2 of watched is candidate and champion, so all new sessions get it.")
+    ).to_be_visible()
+    expect(page.get_by_role("button", name="Promote the canary")).to_be_disabled()
+
     page.get_by_role("button", name="Roll back to 1").click()
+    expect(page.get_by_role("dialog")).to_contain_text("Now it is version 2: -.")
     page.get_by_role("dialog").get_by_role("button", name="Roll back").click()
     expect(page.get_by_text("watched version 1 is champion now; before it was version 2.")).to_be_visible()
     until(lambda: acts_with() == 1, "the next session gets the old one", WAIT_S)
@@ -167,6 +173,10 @@ def test_a_promotion_changes_what_the_next_session_acts_with(served: tuple[Job, 
     until(lambda: acts_with() == 2, "every session gets the canary", WAIT_S)
     for arm in ("champion", "candidate"):
         expect(page.get_by_role("cell", name=re.compile(rf"^{arm} \d")).first).to_be_visible()
+    expect(page.get_by_text("Which is better shows when each has finished 20 games.")).to_be_visible()
+    page.get_by_role("button", name="Promote the canary").click()
+    expect(page.get_by_role("dialog")).to_contain_text("It has no result yet.")
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
     page.get_by_role("button", name="End the canary").click()
     page.get_by_role("dialog").get_by_role("button", name="End the canary").click()
     expect(page.get_by_text("0% of new sessions of model get the canary.", exact=True)).to_be_visible()
@@ -196,7 +206,7 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
         page.get_by_role("combobox", name="End").click()
         page.get_by_role("option", name=end, exact=True).click()
         expect(row).to_be_visible(visible=is_shown)
-    row.click()
+    line.get_by_role("cell", name="a regular sample").click(force=True)  # its row's link covers it
     number = page.get_by_text("Tick", exact=True).locator("xpath=following-sibling::*")
     expect(number).to_have_text("0")
     expect(page.get_by_text("300 ticks, end: terminated, return 7")).to_be_visible()
@@ -427,6 +437,9 @@ def test_pages_fit_the_screen_in_light_and_dark_and_in_each_language(
             )
             background = page.locator("body").evaluate("each => getComputedStyle(each).backgroundColor")
             assert contrast(text, background) > 4.5, f"{text} on {background}"
+            page.get_by_role("button", name=texts["Promote"], exact=True).first.click()
+            page.get_by_role("dialog").get_by_role("button", name=texts["Cancel"]).click()
+            expect(page.get_by_role("dialog")).to_have_count(0)
     page.get_by_role("button", name=texts["light or dark"]).click()
     expect(page.locator("body")).to_have_class(re.compile("body--light" if scheme == "dark" else "body--dark"))
     page.reload()

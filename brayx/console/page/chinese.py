@@ -156,7 +156,6 @@ CHINESE: dict[str, str] = {
     "Promote": "设为冠军",
     "Make candidate": "设为候选",
     "Compare": "比较",
-    "Compare on the newest recording": "在最新录像上比较",
     "Make version {version} the {alias} of {name}?": "把版本 {version} 设为 {name} 的 {alias}？",
     "Version {version}: {result}.": "版本 {version}：{result}。",
     "Now it is version {version}: {result}.": "现在是版本 {version}：{result}。",
@@ -168,8 +167,22 @@ CHINESE: dict[str, str] = {
     "The running job has no `canary`, so no session gets the candidate.": (
         "正在运行的任务没有设置 `canary`，所以没有会话会用到候选版本。"
     ),
-    "Make version {version} the champion of {name} again?": "让版本 {version} 重新成为 {name} 的冠军？",
     "Canary of {component}": "{component} 的金丝雀",
+    "{name} (before)": "{name}（之前）",
+    "Version {version} of {name} is {alias} and champion, so all new sessions get it.": (
+        "{name} 的版本 {version} 既是 {alias} 也是冠军，所有新会话都使用它。"
+    ),
+    "Which is better shows when each has finished {games} games.": "双方各结束 {games} 局后才能看出哪个更好。",
+    "Version {canary} is better than version {champion}: its return is {difference} higher.": (
+        "版本 {canary} 比版本 {champion} 好：回报高 {difference}。"
+    ),
+    "Version {canary} is worse than version {champion}: its return is {difference} lower.": (
+        "版本 {canary} 比版本 {champion} 差：回报低 {difference}。"
+    ),
+    "No difference is shown: both have the same return.": "看不出差别：双方回报相同。",
+    "No difference is shown: it is {difference}, which takes about {games} games of each to show.": (
+        "看不出差别：相差 {difference}，双方各需约 {games} 局才能证明。"
+    ),
     "share of the canary": "金丝雀的比例",
     "Set": "设置",
     "Promote the canary": "把金丝雀设为冠军",

@@ -38,13 +38,16 @@ _STYLE = """
   body { font-family: system-ui, sans-serif; }
   .mono { font-family: ui-monospace, SFMono-Regular, Menlo, monospace; font-size: 12.5px; }
   .q-table th { font-weight: 600; }
-  .q-table tbody tr { position: relative; }
-  a.brayx-row { color: inherit; text-decoration: none; }
-  a.brayx-row::after { content: ""; position: absolute; inset: 0; }
-  tr:focus-within, tr:has(a.brayx-row):hover, a.brayx-card:hover { background: #0072b214; }
+  .q-table tbody tr, .brayx-card { position: relative; }
+  .q-table td:has(a.brayx-row) { position: static; }
+  a.brayx-row { color: #0072b2; font-weight: 500; text-decoration: none; }
+  .body--dark a.brayx-row { color: #56b4e9; }
+  a.brayx-row::after { content: ""; position: absolute; inset: 0; z-index: 1; }
+  tr:focus-within, tr:has(a.brayx-row):hover, .brayx-card:is(a, :has(a)):hover { background: #0072b214; }
   .brayx-card { display: block; color: inherit; text-decoration: none; border: 1px solid #8885; border-radius: 8px;
     padding: 8px 12px; margin-bottom: 8px; }
-  .brayx-action { position: relative; z-index: 1; margin: 2px; }
+  .brayx-action { position: relative; z-index: 2; margin: 2px; }
+  .q-table td.brayx-actions { text-align: right; white-space: normal; }
   .brayx-nav .q-icon { display: none; }
   @media (max-width: 640px) {
     .brayx-brand { display: none; }
@@ -224,16 +227,17 @@ async def control(work: Awaitable[T], done: Callable[[T], str]) -> bool:
     return True
 
 
-async def confirmed(question: str, verb: str) -> bool:
-    """Asks the viewer to confirm; False: cancelled."""
+async def confirmed(question: str, verb: str, colour: str = "negative") -> bool:
+    """Asks the viewer to confirm, by a button of this colour; False: cancelled, or the page is gone."""
     # Outside the panel of the button: a refresh recreates the panel's elements, which would close the dialog.
     with ui.context.client.content, ui.dialog() as dialog, ui.card():
         ui.label(question).classes("whitespace-pre-wrap")
         with ui.row().classes("w-full justify-end"):
             ui.button(tr("Cancel"), on_click=lambda: dialog.submit(False)).props("flat")
-            ui.button(verb, on_click=lambda: dialog.submit(True)).props("color=negative")
+            ui.button(verb, on_click=lambda: dialog.submit(True)).props(f"color={colour}")
     answer = bool(await dialog)
-    dialog.delete()
+    if not dialog.is_deleted:
+        dialog.delete()
     return answer
 
 

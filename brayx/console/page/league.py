@@ -11,7 +11,7 @@ from brayx.console.league import LeagueDocument, LevelDocument, StandingDocument
 from brayx.console.page.caller import Connect
 from brayx.console.page.charts import HeatMap, Lines
 from brayx.console.page.frame import MUTED, RESPONSE_S, Panel, empty, frame, heading, number
-from brayx.console.page.listing import Listing
+from brayx.console.page.listing import Cell, Listing, counted
 from brayx.console.page.words import tr
 
 _MAX_MEMBERS = 24
@@ -32,8 +32,8 @@ def member_columns() -> dict[str, Callable[[StandingDocument], Any]]:
     return {
         "Member": lambda row: f"{row.member} ★" if row.champion else row.member,
         "Points": lambda row: round(row.points),
-        "95 % interval": lambda row: tr("{low} to {high}", **points_of(row)),
-        "Games": lambda row: number(row.games),
+        "95 % interval": lambda row: Cell(tr("{low} to {high}", **points_of(row)), row.low),
+        "Games": lambda row: counted(row.games),
     }
 
 
@@ -51,7 +51,7 @@ def _league(first: LeagueDocument | None) -> Callable[[LeagueDocument | None], N
         heading(tr("Standings"))
         standings = Listing[StandingDocument](
             "member",
-            member_columns() | {"Elo": lambda row: round(row.elo), "Env steps": lambda row: number(row.env_steps)},
+            member_columns() | {"Elo": lambda row: round(row.elo), "Env steps": lambda row: counted(row.env_steps)},
             lead="Points",
         )
         heading(tr("Payoff"))

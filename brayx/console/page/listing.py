@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from nicegui import ui
 
+from brayx.console.page.frame import number, plus_minus
 from brayx.console.page.words import tr
 
 T = TypeVar("T")
@@ -31,14 +33,15 @@ _ROW = """
   </q-td>
   ACTIONS
 </q-tr>
-""".replace("ACTIONS", f'<q-td v-if="props.row.actions.length" class="text-right">{_ACTIONS}</q-td>')
+""".replace("ACTIONS", f'<q-td v-if="props.row.actions.length" class="brayx-actions">{_ACTIONS}</q-td>')
 """A row of a `Listing`; its first cell's link covers it."""
 _CARD = """
-<component :is="props.row.href ? 'a' : 'div'" class="brayx-card w-full" :href="props.row.href">
+<div class="brayx-card w-full">
   <div style="display: flex; justify-content: space-between; gap: 8px; font-weight: 600">
     <span>
-      <q-checkbox v-if="props.row.choice" v-model="props.selected" dense @click.stop />
-      {{ props.cols[0].value }}
+      <q-checkbox v-if="props.row.choice" v-model="props.selected" dense class="brayx-action" />
+      <a v-if="props.row.href" class="brayx-row" :href="props.row.href">{{ props.cols[0].value }}</a>
+      <template v-else>{{ props.cols[0].value }}</template>
     </span>
     <span>{{ props.cols.filter(col => col.name === props.row.lead).map(col => col.value)[0] }}</span>
   </div>
@@ -48,9 +51,28 @@ _CARD = """
     </span>
   </div>
   ACTIONS
-</component>
+</div>
 """.replace("ACTIONS", _ACTIONS)
 """The same on a phone."""
+_SORT = """(a, b, {by: {NAME: x}}, {by: {NAME: y}}) => x === y ? 0 : x === null || (y !== null && x < y) ? -1 : 1"""
+"""The order of two rows by a column."""
+
+
+class Cell(NamedTuple):
+    """A text that stands for a number, by which it is sorted. None: it has none."""
+
+    text: str
+    by: float | None
+
+
+def counted(value: float | None) -> Cell:
+    """A number as a cell."""
+    return Cell(number(value), value)
+
+
+def returned(mean: float | None, error: float | None) -> Cell:
+    """A mean and its 95 % interval as a cell."""
+    return Cell(plus_minus(mean, error), mean)
 
 
 def shortened(text: str, most: int = _MAX_CELL) -> str:
@@ -64,7 +86,7 @@ class Listing(ui.table, Generic[T]):
 
     Args:
         key: field of a document that identifies it.
-        columns: what a column shows of a document, by heading.
+        columns: what a column shows of a document, by heading: a text, a number or a `Cell`; a dash for nothing.
         lead: heading of the column that comes first on a phone's card, beside the first column.
         link: the address of a document's page.
         actions: buttons of a document by name: the address that each leads to; empty: `on_action` is called.
@@ -87,6 +109,7 @@ class Listing(ui.table, Generic[T]):
         self._choice = on_select is not None
         columns_shown: list[dict[str, Any]] = [
             {"name": name, "label": tr(name), "field": name, "align": "right" if place else "left", "sortable": True}
+            | {":sort": _SORT.replace("NAME", json.dumps(name))}
             for place, name in enumerate(columns)
         ]
         if actions is not None:
@@ -105,12 +128,15 @@ class Listing(ui.table, Generic[T]):
         """Replaces the rows."""
         rows = []
         for document in documents:
-            full = {name: cell(document) for name, cell in self._cells.items()}
+            values = {name: cell(document) for name, cell in self._cells.items()}
+            full = {name: value.text if isinstance(value, Cell) else value for name, value in values.items()}
+            by = {name: value.by if isinstance(value, Cell) else value for name, value in values.items()}
+            by |= {name: None for name, value in full.items() if value == "-"}
             cells = {name: shortened(value) if isinstance(value, str) else value for name, value in full.items()}
             href = self._link(document) if self._link else None
             buttons = self._actions(document) if self._actions else {}
             actions = [{"name": name, "label": tr(name), "href": place or None} for name, place in buttons.items()]
-            row = {"key": getattr(document, self._key), "href": href, "lead": self._lead, "full": full}
+            row = {"key": getattr(document, self._key), "href": href, "lead": self._lead, "full": full, "by": by}
             rows.append(row | {"actions": actions, "choice": self._choice} | cells)
         self.set_visibility(bool(rows))
         known = [name for name in self._cells if any(row["full"][name] != "-" for row in rows)]

@@ -26,7 +26,7 @@ from brayx.console.page.frame import (
     number,
     sentence,
 )
-from brayx.console.page.listing import Listing
+from brayx.console.page.listing import Listing, counted
 from brayx.console.page.play import BoardGrid
 from brayx.console.page.tick import TickView, pretty
 from brayx.console.page.words import tr
@@ -150,7 +150,7 @@ def recording_columns() -> dict[str, Callable[[RecordingDocument], Any]]:
         "Began": lambda recording: clock(recording.began_s, seconds=True),
         "Ticks": lambda recording: recording.ticks,
         "End": lambda recording: end_in_words(recording.end),
-        "Return": lambda recording: number(recording.result),
+        "Return": lambda recording: counted(recording.result),
         "Events": lambda recording: recording.events + recording.lost or "-",
         "Played by": lambda recording: player_of(recording) or "-",
         "Recorded because": lambda recording: tr(_WHY.get(recording.why, recording.why)),

@@ -24,7 +24,7 @@ from brayx.console.page.frame import (
     sentence,
     since,
 )
-from brayx.console.page.listing import Listing
+from brayx.console.page.listing import Cell, Listing, counted
 from brayx.console.page.recordings import end_in_words
 from brayx.console.page.tick import TickView
 from brayx.console.page.words import tr
@@ -58,9 +58,9 @@ def _sessions(first: list[SessionDocument]) -> Callable[[list[SessionDocument]],
         {
             "Session": lambda row: row.session,
             "Ticks": lambda row: row.ticks,
-            "Idle": lambda row: since(row.idle_s),
+            "Idle": lambda row: Cell(since(row.idle_s), row.idle_s),
             "Player or version": lambda row: row.player or ", ".join(row.arms) or "-",
-            "Return": lambda row: number(row.result),
+            "Return": lambda row: counted(row.result),
         },
         lead="Return",
         link=lambda row: f"/session?id={quote(row.session, safe='')}",

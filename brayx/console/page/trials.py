@@ -26,10 +26,9 @@ from brayx.console.page.frame import (
     frame,
     heading,
     number,
-    plus_minus,
     since,
 )
-from brayx.console.page.listing import Listing
+from brayx.console.page.listing import Cell, Listing, counted, returned
 from brayx.console.page.words import tr
 from brayx.console.trials import CurvesDocument, TrialDocument
 from brayx.metrics.charts import GROUPS, RETURN_CHART, grouped
@@ -82,18 +81,18 @@ def trial_columns() -> dict[str, Callable[[TrialDocument], Any]]:
         "Project": lambda trial: trial.project,
         "Status": lambda trial: tr(trial.status),
         "Began": lambda trial: clock(trial.began_s),
-        "Duration": lambda trial: "-" if (spent := _spent_s(trial)) is None else since(spent),
-        "Env steps": lambda trial: number(trial.env_steps),
+        "Duration": lambda trial: "-" if (spent := _spent_s(trial)) is None else Cell(since(spent), spent),
+        "Env steps": lambda trial: counted(trial.env_steps),
         "Return": result_of,
         "Champion": lambda trial: trial.champion or "-",
     }
 
 
-def result_of(trial: TrialDocument) -> str:
+def result_of(trial: TrialDocument) -> Cell:
     """Its return, or in a league, where players play each other, its points."""
     if trial.points is not None:
-        return tr("{points} points", points=f"{trial.points:.0f}")
-    return plus_minus(trial.mean_return, trial.error)
+        return Cell(tr("{points} points", points=f"{trial.points:.0f}"), trial.points)
+    return returned(trial.mean_return, trial.error)
 
 
 def _spent_s(trial: TrialDocument) -> float | None:

@@ -1,0 +1,149 @@
+"""The dialog before a version becomes the champion or the candidate: its numbers against those that it replaces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from brayx.console.documents import number_of, result_of
+from brayx.console.league import GateDocument, StandingDocument
+from brayx.console.models import ModelDocument, MoveDocument, VersionDocument
+from brayx.console.overview import ArmDocument, JobDocument
+from brayx.console.page.caller import ApiCaller
+from brayx.console.page.frame import confirmed, control, number, plus_minus, sentence, with_games
+from brayx.console.page.league import points_of
+from brayx.console.page.words import tr
+from brayx.errors import BrayxError
+from brayx.league.files import PLAYER_TAG, POINTS_TAG
+
+_Z = 1.96
+"""Standard errors in half of a 95 % interval."""
+_FEW_GAMES = 20
+"""With fewer games, a standard error says little."""
+
+
+class Judged(NamedTuple):
+    """A version, and the result that it is judged by."""
+
+    version: VersionDocument
+    key: int
+    value: float | None
+    """Its points, or else its return."""
+    shown: str
+    """The same with its interval."""
+    games: float | None
+
+
+def judged(version: VersionDocument, standings: Mapping[str, StandingDocument]) -> Judged:
+    """A version with its points if a league has rated it, or else with its return."""
+    row = standings.get(f"{version.tags.get(PLAYER_TAG, '')}:{version.version}")
+    points = number_of(version.tags, POINTS_TAG)
+    if row is not None:
+        interval = tr("{points} points ({low} to {high})", **points_of(row))
+        return Judged(version, version.version, row.points, interval, row.games)
+    if points is not None:
+        return Judged(version, version.version, points, tr("{points} points", points=f"{points:.0f}"), None)
+    result = result_of(version.tags)
+    if result is None:
+        return Judged(version, version.version, None, "-", None)
+    shown = tr("return {value}", value=plus_minus(result.mean, result.error))
+    return Judged(version, version.version, result.mean, shown, result.games)
+
+
+def told(row: Judged) -> str:
+    """A version and its result, as a sentence."""
+    return tr("Version {version}: {result}.", version=row.key, result=with_games(row.shown, row.games))
+
+
+class Promotion:
+    """Moves of a registered model's aliases, each asked for with its numbers.
+
+    Args:
+        caller: asks the API.
+        model: the model.
+        job: the job behind the console.
+        standings: members of the newest league.
+    """
+
+    def __init__(
+        self, caller: ApiCaller, model: ModelDocument, job: JobDocument, standings: Mapping[str, StandingDocument]
+    ) -> None:
+        self._caller, self._model, self._job = caller, model, job
+        self._rows = {version.version: judged(version, standings) for version in model.versions}
+
+    async def promote(self, version: int, alias: str, verb: str) -> None:
+        """Points an alias at a version if the viewer confirms it by a button with this text."""
+        body = {"version": version, "alias": alias}
+        await self._move(version, alias, verb, "promote", body)
+
+    async def roll_back(self) -> None:
+        """Makes the champion's predecessor the champion again."""
+        assert self._model.before is not None
+        await self._move(self._model.before, "champion", tr("Roll back"), "roll-back", None)
+
+    async def _move(self, version: int, alias: str, verb: str, call: str, body: Any) -> None:
+        if await confirmed("\n".join(await self._lines(version, alias)), verb, "primary"):
+            await control(self._caller.post(MoveDocument, f"/api/models/{self._model.name}/{call}", body), moved)
+
+    async def _lines(self, version: int, alias: str) -> list[str]:
+        name, row = self._model.name, self._rows.get(version)
+        before = self._rows.get(self._model.aliases.get(alias, 0))
+        lines = [tr("Make version {version} the {alias} of {name}?", version=version, alias=alias, name=name)]
+        if row is None:  # a canary's version may be too old for the list
+            return lines
+        lines.append(told(row))
+        if before is not None:
+            now = with_games(before.shown, before.games)
+            lines.append(tr("Now it is version {version}: {result}.", version=before.key, result=now))
+        if before is not None and row.value is not None and before.value is not None and row.value < before.value:
+            lines.append("⚠ " + tr("It is worse than the version that it replaces."))
+        if row.value is None:
+            lines.append("⚠ " + tr("It has no result yet."))
+        if PLAYER_TAG in row.version.tags:
+            lines.append(await self._gate(version))
+        if alias == "candidate" and self._job.running and not self._job.canaries:
+            lines.append("⚠ " + tr("The running job has no `canary`, so no session gets the candidate."))
+        return lines
+
+    async def _gate(self, version: int) -> str:
+        """Whether a snapshot passes its league's gate, in words."""
+        query = {"version": f"models:/{self._model.name}/{version}"}
+        try:
+            gate: GateDocument = await self._caller.get(GateDocument, "/api/league/gate", **query)
+        except BrayxError as error:
+            return "⚠ " + tr("Its league's gate cannot be checked: {why}", why=sentence(error.message))
+        if gate.passed:
+            return tr("It passes its league's gate: {reason}.", reason=gate.reason)
+        return "⚠ " + tr("It fails its league's gate: {reason}.", reason=gate.reason)
+
+
+def moved(move: MoveDocument) -> str:
+    """What a promotion did, in words."""
+    if move.before is None:
+        return tr("{name} version {version} is {alias} now.", name=move.name, version=move.version, alias=move.alias)
+    words = "{name} version {version} is {alias} now; before it was version {before}."
+    return tr(words, name=move.name, version=move.version, alias=move.alias, before=move.before)
+
+
+def compared(arms: Sequence[ArmDocument], champion: int, canary: int) -> tuple[str, dict[str, Any]]:
+    """Which of two versions that serve is better, by the returns of their games in service: a text for `tr`, and its
+    values."""
+    by_version = {arm.version: arm.result for arm in arms if arm.result is not None and arm.result.error is not None}
+    first, second = by_version.get(champion), by_version.get(canary)
+    if first is None or second is None or min(first.games or 0.0, second.games or 0.0) < _FEW_GAMES:
+        return "Which is better shows when each has finished {games} games.", {"games": _FEW_GAMES}
+    difference = second.mean - first.mean
+    error, of_second = first.error or 0.0, second.error or 0.0
+    values = {"champion": champion, "canary": canary, "difference": number(abs(difference), 3)}
+    if abs(difference) > _Z * math.hypot(error, of_second):
+        if difference > 0.0:
+            return "Version {canary} is better than version {champion}: its return is {difference} higher.", values
+        return "Version {canary} is worse than version {champion}: its return is {difference} lower.", values
+    if not difference:
+        return "No difference is shown: both have the same return.", {}
+    # A game's variance is error² · games. With so many games each, the interval is as wide as the difference.
+    variance = error**2 * (first.games or 0.0) + of_second**2 * (second.games or 0.0)
+    games = number(math.ceil(_Z**2 * variance / difference**2))
+    words = "No difference is shown: it is {difference}, which takes about {games} games of each to show."
+    return words, {"difference": values["difference"], "games": games}
