@@ -38,7 +38,7 @@ from brayx.actor.players import (
     seated,
 )
 from brayx.components import load
-from brayx.errors import AgentError, LeagueError
+from brayx.errors import AgentError, BadBody, LeagueError
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.protocol import game_of
 from brayx.strict_json import parse_json
@@ -269,7 +269,11 @@ class AgentActor(Actor):
     async def tick(self, body: bytes) -> bytes:
         logs = self._logs
         began = clock.now() if logs.taking else 0.0
-        state = self._state_of(body)
+        try:
+            state = self._state_of(body)
+        except BadBody as error:
+            logs.failed(State(self._session, tick=self._tick), bytes(body), began, self.arrived, error.message)
+            raise
         if logs.taking:
             logs.phase("decode")
         if self._player.sees is not None:
@@ -327,7 +331,12 @@ class AgentActor(Actor):
     async def stop(self, body: bytes) -> bytes:
         self._stop = body
         if body:
-            state = State(self._session, tick=self._tick, kind="stop", input=self._codec.decode_stop(body))
+            try:
+                stop = self._codec.decode_stop(body)
+            except BadBody as error:
+                self._logs.event(f"stop refused: {error.message}", last=True)
+                raise
+            state = State(self._session, tick=self._tick, kind="stop", input=stop)
             if self._player.sees is not None:
                 self._player.sees(state.input)
             results = [] if self._player.report is None else self._codec.results(state.input)

@@ -40,9 +40,10 @@ class SessionLog:
         """
 
     def failed(self, state: State, body: bytes, began: float, arrived: float, why: str) -> None:
-        """Adds a tick that raised, with an event ``error`` and an empty reply, even if the log takes no ticks.
+        """Adds a tick that raised or whose body was refused, with an event ``error`` and an empty reply, even if the log
+        takes no ticks.
 
-        ``why`` is one line: the error's type, message and place.
+        ``why`` is one line: the error's type, message and place, or what is wrong in the body.
         """
         self.event(f"error: {why}")
         self.tick(state, body, b"", began, arrived)
@@ -53,8 +54,8 @@ class SessionLog:
     def event(self, what: str, *, last: bool = False) -> None:
         """Sets the event of the next tick, or with ``last`` of the newest one.
 
-        Events are ``error: WHY``, ``fallback`` (the client got the fallback's reply), ``forwarded`` (the tick came
-        through another replica), ``skipped N`` and ``resumed``. A tick may have several.
+        Events are ``error: WHY``, ``stop refused: WHY``, ``fallback`` (the client got the fallback's reply),
+        ``forwarded`` (the tick came through another replica), ``skipped N`` and ``resumed``. A tick may have several.
         """
 
     def stop(self, body: bytes, outcome: str) -> None:

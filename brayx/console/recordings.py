@@ -27,7 +27,7 @@ from brayx.console.ticks import RecordedCurvesDocument, TickDocument, body_of, t
 from brayx.errors import BadRecording, BrayxError, RecordingUnknown
 from brayx.gamecore.contract import Contract
 from brayx.recording import reader
-from brayx.recording.columns import TickColumns, texts
+from brayx.recording.columns import ERROR, REFUSED, TickColumns, texts
 from brayx.recording.frames import png
 
 _LISTING_S = 2.0
@@ -136,7 +136,7 @@ class RecordedTicksDocument(Document):
     stop: Any = None
     """Body of the session's stop, with its first or its last ticks; null: it had none, or was not stopped."""
     cause: str = ""
-    """The error that ended the session, with its first or its last ticks; empty: none did."""
+    """The error or refusal in the session's last tick, with its first or its last ticks; empty: there was none."""
     first: int
     ticks: list[TickDocument]
     draws_frames: bool = False
@@ -306,7 +306,8 @@ def _end(episode: reader.Recording, first: int, columns: TickColumns) -> dict[st
         last = columns if is_last else episode.read(len(episode) - 1, names=[])
     except BadRecording:
         return {}
-    return {"stop": body_of(last.stop[-1]), "cause": last.event[-1] if episode.end == "error" else ""}
+    event = last.event[-1]
+    return {"stop": body_of(last.stop[-1]), "cause": event if ERROR in event or REFUSED in event else ""}
 
 
 def _labels(start: Any) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from brayx.types import NestedArray
 
 ERROR = "error"
 """Start of the event of a failed tick; the error follows."""
+REFUSED = "refused"
+"""Part of the event of a tick whose stop was refused; the reason follows."""
 NOT_APPLIED = ("fallback", ERROR)
 """Events of ticks whose action did not reach the game."""
 

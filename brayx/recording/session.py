@@ -12,7 +12,7 @@ import numpy as np
 import brayx.clock as clock
 from brayx.actor.agent import State
 from brayx.actor.logs import SessionLog
-from brayx.recording.columns import Forwarded
+from brayx.recording.columns import ERROR, REFUSED, Forwarded
 from brayx.recording.gather import value_at, without_image
 from brayx.types import Forward
 
@@ -159,7 +159,7 @@ class RecordedSession(SessionLog):
 
     def end(self, reason: str, result: float | None) -> None:
         """Ends the session; an undecided one is dropped."""
-        if reason == "error" and self._recorder.config.errors:
+        if self._recorder.config.errors and (reason == "error" or self._has_error()):
             self.keep("error")
         self._group.leave()
         if self.why:
@@ -168,6 +168,11 @@ class RecordedSession(SessionLog):
         else:
             self._recorder.taken -= sum(tick[-1] for tick in self._ticks)
         self._ticks.clear()
+
+    def _has_error(self) -> bool:
+        """Whether a refused body may have ended the session, though its end says only that its game has left."""
+        event = self._ticks[-1][6] if self._ticks else ""
+        return ERROR in event or REFUSED in event
 
     def take(self, *, last: bool = False) -> list[Kept]:
         """Removes and returns the session's ticks. Without ``last`` it keeps the newest tick, which may still get an

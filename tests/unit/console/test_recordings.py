@@ -42,6 +42,8 @@ async def test_the_stop_is_the_end_of_a_recording(tmp_path: Path, tracking_db: s
     folder.write([SessionPart("b", "b", 0.0, 0, 1)], columns_of(ticks[:1]))
     failed = [*ticks[:1], Tick(1, 0.0, 0.0, b"{}", b"", {}, event="error: KeyError: 'x' (a.py:3)")]
     folder.write([SessionPart("c", "c", 0.0, 0, 2, end="error")], columns_of(failed))
+    refused = [Tick(0, 0.0, 0.0, b"{}", b"", {}, event="stop refused: reward is nan")]
+    folder.write([SessionPart("d", "d", 0.0, 0, 1, end="disconnect")], columns_of(refused))
     transport = httpx.ASGITransport(create_app(Source(tracking_db, recordings=str(tmp_path))))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         whole = (await client.get("/api/recordings/a", params={"count": 1})).json()
@@ -51,6 +53,7 @@ async def test_the_stop_is_the_end_of_a_recording(tmp_path: Path, tracking_db: s
         assert (await client.get("/api/recordings/b")).json()["stop"] is None
         assert (await client.get("/api/recordings/c")).json()["cause"] == "error: KeyError: 'x' (a.py:3)"
         assert (await client.get("/api/recordings/b/curves")).json() == {"ticks": [0], "curves": {}}
+        assert (await client.get("/api/recordings/d")).json()["cause"] == "stop refused: reward is nan"
 
 
 async def test_recordings_are_listed_by_pages_and_selected(tmp_path: Path, tracking_db: str) -> None:

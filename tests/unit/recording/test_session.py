@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import brayx.clock as clock
 from brayx.actor.agent import Agent, Services, State
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.actor.players import SeatedPlayer
-from brayx.errors import AgentError
+from brayx.errors import AgentError, BadBody
 from brayx.metrics import Recorder
 from brayx.recording import open as open_recordings
 from brayx.recording.config import RecordingConfig
@@ -106,6 +107,33 @@ async def test_a_failed_tick_is_recorded_with_all_columns_of_the_others(tmp_path
     assert episode["obs"].tolist() == [[0.0] * 3, [1.0] * 3, [0.0] * 3]
     assert episode["logits"].tolist() == [[0.25, 0.75]] * 2 + [[0.0, 0.0]]
     assert episode.outputs() == [b'{"action":1}', b'{"action":1}', b""]
+
+
+@pytest.mark.parametrize(("before", "ticks"), [(1000, [0, 1, 2]), (0, [2])])
+async def test_a_refused_tick_that_ends_a_game_is_recorded_with_its_body(
+    tmp_path: Path, before: int, ticks: list[int]
+) -> None:
+    agent_actor, recorder = actor(tmp_path, every=0, before=before)
+    with pytest.raises(BadBody) as refusal:
+        await play(agent_actor, {}, {}, {"ball": [1.0, math.nan]})
+    await agent_actor.on_end("disconnect")  # the game raises the refusal, and leaves
+    await asyncio.to_thread(recorder.close, WAIT_S)
+    episode = only(tmp_path)
+    assert (episode.end, episode.why, episode.events) == ("disconnect", "error", 1)
+    assert (episode.read().number.tolist(), episode.read().event[-1]) == (ticks, f"error: {refusal.value.message}")
+    assert "ball[1] is nan" in refusal.value.message
+    assert episode.inputs()[-1] == b'{"ball": [1.0, NaN]}'
+
+
+async def test_a_refused_stop_is_an_event_of_the_last_tick(tmp_path: Path) -> None:
+    agent_actor, recorder = actor(tmp_path, every=0)
+    await play(agent_actor, {}, {})
+    with pytest.raises(BadBody) as refusal:
+        await agent_actor.stop(b'{"reward": NaN}')
+    await agent_actor.on_end("disconnect")
+    await asyncio.to_thread(recorder.close, WAIT_S)
+    assert only(tmp_path).read().event == ["", f"stop refused: {refusal.value.message}"]
+    assert only(tmp_path)["obs"].tolist() == [[0.0] * 3, [1.0] * 3]
 
 
 @pytest.mark.parametrize(("before", "ticks"), [(1000, [0, 1, 2, 3]), (1, [1, 2, 3]), (0, [2, 3])])
