@@ -40,8 +40,7 @@ class SessionLog:
         """
 
     def failed(self, state: State, body: bytes, began: float, arrived: float, why: str) -> None:
-        """Adds a tick that raised or whose body was refused, with an event ``error`` and an empty reply, even if the log
-        takes no ticks.
+        """Adds a tick that raised or was refused, with an event ``error`` and an empty reply, even if no tick is taken.
 
         ``why`` is one line: the error's type, message and place, or what is wrong in the body.
         """

@@ -35,8 +35,8 @@ from brayx.errors import (
 )
 from brayx.faults import report
 from brayx.gamecore.protocol import StepKind, StepRequest
-from brayx.logs import limited
-from brayx.metrics import Recorder
+from brayx.logs import limited, one_line
+from brayx.metrics import MAX_NOTE, Recorder
 
 logger = limited(__name__)
 
@@ -115,7 +115,8 @@ class SessionTable(Service):
 
     def refused(self, error: BrayxError) -> None:
         """See `Service.refused`."""
-        self.recorder.add("requests_refused", 1.0, label=error.code)
+        note = one_line(error.message) if isinstance(error, ProtocolError) else ""  # others are counted where they come
+        self.recorder.add("requests_refused", 1.0, label=error.code, note=note[:MAX_NOTE])
 
     def holder(self, on_end: Callable[[str], None], address: str = "") -> Holder:
         """See `Service.holder`; the name starts with ``address``."""

@@ -10,14 +10,18 @@ from collections.abc import Sequence
 from typing import Literal
 
 from brayx.console.documents import Document
+from brayx.errors import BadBody
 from brayx.jobs.progress import lost_of
 from brayx.metrics.declarations import WINDOW_GAMES
-from brayx.metrics.totals import RETURN_ERROR, points_of
+from brayx.metrics.totals import QUIET_S, RETURN_ERROR, points_of
 
 _FAILING, _LOSING = 0.5, 0.05
 """Shares of lost games from which a job counts as failing, and as losing games."""
 _BEGINS_S = 30.0
 """Time that the first games may take."""
+_QUIET_S = 180.0
+"""Time without env steps after which a training that has had some counts as failing or stalled: games may be long, and
+games that crash are started again."""
 _JUDGED_S = 120.0
 """A return that does not rise counts as stalled only after this time."""
 _FEW_POINTS = 12
@@ -125,7 +129,7 @@ def verdict_of_training(
     left_s = max(num_steps - steps, 0.0) / rate if num_steps and rate else None
     lost = _lost(numbers, errors, CONTINUES)
     verdict = lost if lost is not None and lost.state == "failing" else None
-    verdict = verdict or _unfed(numbers, up_s, sessions) or lost
+    verdict = verdict or _unfed(numbers, errors, up_s, sessions) or lost
     verdict = verdict or (_leader(numbers) if league else _trend(numbers, curve, up_s, target))
     return verdict.model_copy(update={"share": share, "left_s": left_s})
 
@@ -150,17 +154,27 @@ def _lost(numbers: dict[str, float], errors: Sequence[str], mend: str) -> Verdic
     share = lost / total if total else float(bool(numbers.get("gamecores_failed") and not numbers.get("games")))
     if share < _LOSING:
         return None
-    cause = next(iter(errors), "")
     places = {name.partition(".")[2] for name in numbers if name.startswith("agent_errors.")}
-    advice = mend if places else PROCESS if numbers.get("gamecores_failed") else WATCH
+    refused = "" if places else _refusal(errors, BadBody.code)
+    ended = PROCESS if numbers.get("gamecores_failed") else WATCH
+    advice = mend if places else REFUSED if refused else ended
     values = {"lost": lost, "total": total}
     state: State = "failing" if share >= _FAILING else "losing"
+    cause = refused or next(iter(errors), "")
     return VerdictDocument(state=state, reason=LOST, values=values, advice=advice, cause=cause)
 
 
-def _unfed(numbers: dict[str, float], up_s: float, sessions: int) -> VerdictDocument | None:
+def _refusal(errors: Sequence[str], code: str) -> str:
+    """The error line with the newest refusal of a code; empty: there is none."""
+    return next((line for line in errors if f"refused ({code});" in line), "")
+
+
+def _unfed(numbers: dict[str, float], errors: Sequence[str], up_s: float, sessions: int) -> VerdictDocument | None:
     """A training that gets no env steps; None: it gets some."""
-    if up_s < _BEGINS_S or numbers.get("env_steps_per_s") or (sessions and numbers.get("env_steps")):
+    has_played = bool(numbers.get("env_steps"))
+    if up_s < _BEGINS_S or numbers.get("env_steps_per_s") or (sessions and has_played):
+        return None
+    if has_played and numbers.get(QUIET_S, up_s) < _QUIET_S:
         return None
     refusals = {
         name.partition(".")[2]: count for name, count in numbers.items() if name.startswith("requests_refused.")
@@ -168,7 +182,8 @@ def _unfed(numbers: dict[str, float], up_s: float, sessions: int) -> VerdictDocu
     if any(refusals.values()):
         most = max(refusals, key=lambda code: refusals[code])
         values: dict[str, float | str] = {"refused": sum(refusals.values()), "code": most}
-        return VerdictDocument(state="failing", reason=UNHEARD, values=values, advice=REFUSED)
+        cause = _refusal(errors, most)
+        return VerdictDocument(state="failing", reason=UNHEARD, values=values, advice=REFUSED, cause=cause)
     if sessions or numbers.get("rollout_workers"):
         return None
     return VerdictDocument(state="stalled", reason=NO_GAME, advice=CONNECT)
@@ -192,16 +207,20 @@ def _trend(numbers: dict[str, float], curve: Curve, up_s: float, target: float |
     (first, _), (last, newest) = curve[0], curve[-1]
     early = [value for step, value in curve if step <= first + (last - first) * 2 / 3]
     late = [value for step, value in curve if step > first + (last - first) * 2 / 3]
-    best, least_rise = max(early), _RISE * (max(*early, *late) - min(*early, *late))
-    if len(curve) >= _FEW_POINTS and up_s >= _JUDGED_S and max(late) <= best + least_rise:
-        peak = next(step for step, value in curve if value >= best - least_rise)
-        values = {"steps": last - peak, "value": newest}
-        if _is_plateau(numbers, newest, late, early, target):
-            return VerdictDocument(state="plateau", reason=PLATEAU, values=values, advice=FINISHED)
-        return VerdictDocument(state="stalled", reason=LEVEL, values=values, advice=STALLED)
+    best, highest = max(early), max(*early, *late)
+    least_rise = _RISE * (highest - min(*early, *late))
+    is_level = len(curve) >= _FEW_POINTS and up_s >= _JUDGED_S and max(late) <= best + least_rise
     since, before = next(point for point in reversed(curve) if point[0] <= last - (last - first) / 10)
+    has_stayed = abs(newest - before) <= least_rise
+    peak = next(step for step, value in curve if value >= highest - least_rise)
+    values = {"steps": last - peak, "value": newest}
+    is_same = has_stayed and _is_same(numbers, highest - min(*early, *late))
+    if (is_level or is_same) and _is_plateau(numbers, newest, late, early, target):
+        return VerdictDocument(state="plateau", reason=PLATEAU, values=values, advice=FINISHED)
+    if is_level:
+        return VerdictDocument(state="stalled", reason=LEVEL, values=values, advice=STALLED)
     values = {"rise": newest - before, "fall": before - newest, "steps": last - since}
-    reason = STAYED if abs(newest - before) <= least_rise else ROSE if newest > before else FELL
+    reason = STAYED if has_stayed else ROSE if newest > before else FELL
     return VerdictDocument(state="learning", reason=reason, values=values)
 
 
@@ -214,5 +233,10 @@ def _is_plateau(
     chance = 1.96 * numbers.get(RETURN_ERROR, 0.0)
     if not spread or newest < highest - max(_RISE * spread, chance):
         return False
-    error = numbers.get(RETURN_ERROR, math.inf) if numbers.get("games_in_window", 0.0) >= WINDOW_GAMES else math.inf
-    return error <= _SAME * spread or (target is None and min(late) >= highest - _FLAT * spread)
+    return _is_same(numbers, spread) or (target is None and min(late) >= highest - _FLAT * spread)
+
+
+def _is_same(numbers: dict[str, float], spread: float) -> bool:
+    """Whether the newest games all have the same return, measured by the curve's range."""
+    is_full = numbers.get("games_in_window", 0.0) >= WINDOW_GAMES
+    return is_full and numbers.get(RETURN_ERROR, math.inf) <= _SAME * spread

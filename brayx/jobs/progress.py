@@ -46,7 +46,7 @@ _MAX_LINES = 100
 """Lines of a traceback that are shown: the last ones."""
 _COUNT = re.compile(r"\d[\d,.]*( \w+)?")
 """A count with the word that it counts, such as ``2 gamecores``."""
-_COUNTED = ("errors", "fragments", "frames", "games", "gamecores", "ranks", "ticks")
+_COUNTED = ("errors", "fragments", "frames", "games", "gamecores", "ranks", "requests", "ticks")
 
 
 def number(value: float | None, form: str = ",.0f") -> str:
@@ -119,6 +119,7 @@ _WHAT = {
     "ranks_failed": "{ranks} of the learner failed, and all start again",
     "recording_frames_lost": "{frames} not recorded ({label})",
     "recording_lost": "{ticks} not recorded ({label})",
+    "requests_refused": "{requests} refused ({label})",
 }
 """Text of the count of each metric whose samples have notes."""
 

@@ -19,6 +19,7 @@ from brayx.metrics.totals import (
     GAMES_IN_WINDOW,
     LOST_IN_WINDOW,
     OVERLOADED_IN_WINDOW,
+    QUIET_S,
     RETURN_ERROR,
     SECONDS,
 )
@@ -120,7 +121,7 @@ NUMBERS_FILE = "numbers.json"
 """Artifact with every number, by its own name and label, whether MLflow shows it or not; seconds old at most."""
 
 _OWN = "game/"
-_NOT_SHOWN = (FAILED_IN_WINDOW, FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW, OVERLOADED_IN_WINDOW)
+_NOT_SHOWN = (FAILED_IN_WINDOW, FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW, OVERLOADED_IN_WINDOW, QUIET_S)
 _TAKEN = frozenset(CHARTS.values())
 _SUMS = frozenset(name for name in CHARTS if name in METRICS and METRICS[name].kind is Kind.SUM)
 

@@ -35,6 +35,8 @@ from brayx.metrics import (
 
 RATED = {"ticks": "ticks_per_s", "env_steps": "env_steps_per_s"}
 """Sums also kept as a rate over the last seconds."""
+QUIET_S = "quiet_s"
+"""Time since the newest env step, or else since this hub started."""
 TICKS_THIS_RUN = "ticks_this_run"
 """Ticks answered since this hub started, without the trial's earlier ones."""
 GAMES = "games"
@@ -161,7 +163,7 @@ class Totals:
         self._rates: dict[str, deque[tuple[float, float]]] = {name: deque() for name in RATED}
         self._rate_window_s = rate_window_s
         self._clock = clock
-        self._started = clock()
+        self._started = self._stepped = clock()
 
     def merge(self, part: Drained) -> None:
         """Merges the metrics that one process has recorded."""
@@ -188,6 +190,8 @@ class Totals:
                     self.own_sums.add(name)
             if name in self._rates:
                 self._rates[name].append((now, cell.total))
+            if name == "env_steps":
+                self._stepped = now
             if name in self._windows and cell.window is not None:
                 self._windows[name].extend(cell.window)
             if name == "episode_return" and cell.window is not None:
@@ -308,7 +312,7 @@ class Totals:
             derived[RATED[name]] = sum(total for _, total in events) / span
         league = [count for name, count in self.sums.items() if name.partition(".")[0] == "league_games"]
         derived[GAMES] = sum(league) if league else self.sums.get(GAMES, 0.0)
-        derived[SECONDS] = self._seconds()
+        derived[SECONDS], derived[QUIET_S] = self._seconds(), now - self._stepped
         return derived
 
 

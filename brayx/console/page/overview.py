@@ -151,6 +151,7 @@ class _Overview:
         refused = [
             tr("requests refused with {code}: {count}", count=number(count), code=code)
             for code, count in sorted(job.refusals.items())
+            if not any(f"({code})" in line for line in job.errors)  # that line has the newest message, too
         ]
         self._losses.set_text("\n".join([*job.errors, *refused]))
         self._losses.set_visibility(bool(job.errors or refused))

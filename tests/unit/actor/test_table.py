@@ -16,6 +16,8 @@ from brayx.errors import (
     SessionUnknown,
 )
 from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.jobs.progress import error_lines
+from brayx.metrics import Recorder
 from tests.unit.actor.bench import Bench, Shared
 from tests.waiting import until_awaited as until
 
@@ -33,6 +35,19 @@ async def test_the_connection_that_holds_a_session_is_notified_of_the_end_once()
     entry.end("idle")
     await until(lambda: heard == ["stop"])
     assert bench.actors[0].reasons == ["stop"]
+
+
+async def test_a_refused_request_is_counted_with_what_its_client_did_wrong() -> None:
+    recorder = Recorder()
+    table = Bench(recorder=recorder).table
+    table.refused(BadBody("obs.ball[2] is nan, expected a finite number"))
+    table.refused(QueueFull("no fault of the client"))
+    numbers = recorder.summary()
+    assert (numbers["requests_refused.bad_body"], numbers["requests_refused.queue_full"]) == (1, 1)
+    assert recorder.notes() == {"requests_refused.bad_body": "obs.ball[2] is nan, expected a finite number"}
+    assert error_lines(numbers, recorder.notes()) == [
+        "1 request refused (bad_body); the newest: obs.ball[2] is nan, expected a finite number"
+    ]
 
 
 class TestBrokenConnections:

@@ -15,6 +15,8 @@ PLAYED = {"env_steps": 50_000.0, "env_steps_per_s": 1_000.0, "games": 500.0, "ga
 RISING = [(1000.0 * n, 10.0 * n) for n in range(1, 51)]
 FAILED = {"games_in_window": 0.0, "games_failed_in_window": 40.0, "agent_errors.on_tick": 40.0}
 
+NAN = "10 requests refused (bad_body); the newest: obs.ball[2] is nan, expected a finite number"
+
 
 def judged(numbers: dict[str, float], curve: list[tuple[float, float]], **changed: Any) -> VerdictDocument:
     options: dict[str, Any] = {"up_s": 300.0, "sessions": 8, "num_steps": 100_000, "target": None}
@@ -57,6 +59,10 @@ def test_a_return_that_stays_at_its_highest_may_be_finished() -> None:
     same = PLAYED | {RETURN_ERROR: 0.0}
     assert judged(same, level, target=501.0).state == "plateau", "all the newest games have the same return"
     assert judged(same | {"games_in_window": 20.0}, level, target=501.0).state == "stalled", "too few games"
+    soon = [*RISING, *((50_000.0 + 1000 * n, 500.0) for n in range(1, 11))]
+    early = judged(same, soon, up_s=60.0)
+    assert (early.state, early.values["steps"]) == ("plateau", 10_000.0), "no two minutes for what is clear"
+    assert judged(same, RISING, up_s=60.0).state == "learning", "it still rises"
     assert judged(same, [(step, -200.0) for step, _ in level]).state == "stalled", "it has never risen"
     assert judged(same, [(step, 500.0 - value) for step, value in level]).state == "stalled", "it has fallen"
 
@@ -78,6 +84,9 @@ def test_failing_games_come_before_everything_else() -> None:
     few = judged(PLAYED | {"games_failed_in_window": 10.0}, RISING)
     assert (few.state, few.advice) == ("losing", verdict.WATCH)
     assert judged(PLAYED | {"games_failed_in_window": 1.0}, RISING).state == "learning"
+    ended = PLAYED | {"games_failed_in_window": 10.0, "gamecores_failed": 10.0}
+    nan = judged(ended, RISING, errors=["10 gamecores failed; the newest: g ended with status 1", NAN])
+    assert (nan.state, nan.advice, nan.cause) == ("losing", verdict.REFUSED, NAN)
     crashed = judged({"gamecores_failed": 3.0}, [])
     assert (crashed.state, crashed.advice) == ("failing", verdict.PROCESS)
 
@@ -95,6 +104,10 @@ def test_a_training_without_experience_says_why() -> None:
     refused = judged({"requests_refused.bad_body": 7.0, "requests_refused.unauthorized": 2.0}, [], sessions=1)
     assert (refused.state, refused.reason) == ("failing", verdict.UNHEARD)
     assert refused.values == {"refused": 9.0, "code": "bad_body"}
+    between = PLAYED | {"env_steps_per_s": 0.0, "quiet_s": 20.0, "requests_refused.bad_body": 22.0}
+    assert judged(between, RISING, sessions=0).state == "learning", "the crashed games are started again"
+    silent = judged(between | {"quiet_s": 200.0}, RISING, sessions=0, errors=["lost: 1", NAN])
+    assert (silent.state, silent.reason, silent.cause) == ("failing", verdict.UNHEARD, NAN)
     assert judged(PLAYED | {"env_steps_per_s": 0.0}, RISING).state == "learning", "games play, and are long"
 
 

@@ -61,6 +61,7 @@ def test_own_metrics_form_a_group_and_their_sums_continue() -> None:
     totals.merge(recorder.drain())
     shown = charted(totals.take_interval(), totals.sums, totals.own)
     assert (shown["game/gold.hero:3"], shown["boss/hp"], shown["rollout/workers.rollout"]) == (5.0, 7.0, 2.0)
+    assert [name for name in shown if name.startswith("game/")] == ["game/gold.hero:3"]
     assert sums_of(shown, ["gold"]) == {
         "gold.hero:3": 5.0,
         "env_steps": 30.0,

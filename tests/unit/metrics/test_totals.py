@@ -154,6 +154,16 @@ class TestTotals:
             totals.merge(part(("fragments_pushed", 10.0)))
         assert (totals.snapshot()["fragments_in_window"], totals.snapshot()["fragments_lost_in_window"]) == (100, 50)
 
+    def test_it_is_quiet_since_the_newest_env_step(self) -> None:
+        clock = Clock()
+        totals = Totals(clock=clock)
+        clock.now += 20.0
+        assert totals.snapshot()["quiet_s"] == 20.0
+        totals.merge(part(("env_steps", 5.0)))
+        clock.now += 3.0
+        totals.merge(part(("ticks", 5.0)))
+        assert totals.snapshot()["quiet_s"] == 3.0
+
     def test_a_rate_covers_its_window(self) -> None:
         clock = Clock()
         totals = Totals(clock=clock, rate_window_s=5.0)
