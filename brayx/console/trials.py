@@ -47,7 +47,8 @@ class TrialDocument(Document):
     page: str = ""
     """Its project's page in MLflow: at the tracking server, or at `mlflow ui` on this machine."""
     can_stop: bool = False
-    """Whether this console can stop it: the console's job trains it, and can be interrupted."""
+    """Whether this console can stop it: the console's job trains it or the league it belongs to, and can be
+    interrupted."""
 
 
 class CurvesDocument(Document):
@@ -76,7 +77,11 @@ def routes(source: Source) -> APIRouter:
         server = source.uri.rstrip("/") if source.uri.startswith("http") else MLFLOW_UI
         seconds = {job.get("run_id"): job.get("numbers", {}).get("seconds")}  # newer than MLflow's
         pages = [replace(row, page=server + row.page, seconds=seconds.get(row.run_id) or row.seconds) for row in rows]
-        return [TrialDocument(**asdict(row), can_stop=row.run_id == stoppable) for row in pages]
+        shown, can_stop = [], False
+        for row in pages:
+            can_stop = row.run_id == stoppable or (row.is_child and can_stop)  # children follow their parent
+            shown.append(TrialDocument(**asdict(row), can_stop=can_stop))
+        return shown
 
     @router.get("/{run_id}")
     def curves(run_id: str, metric: Annotated[list[str], Query(description="only these")] = []) -> CurvesDocument:  # noqa: B006

@@ -527,6 +527,8 @@ def test_a_training_that_is_stopped_says_so_in_words(tmp_path: Path, browser: Br
         until(lambda: any(trial["can_stop"] for trial in console.get("/api/trials")), "MLflow has the trial", WAIT_S)
         page.goto(f"{console.url}/trials")
         page.get_by_role("link", name="main", exact=True).click()
+        expect(page.get_by_role("button", name="Stop training")).to_be_visible()
+        page.goto(console.url)
         page.get_by_role("button", name="Stop training").click()
         page.get_by_role("dialog").get_by_role("button", name="Stop it").click()
         expect(

@@ -30,6 +30,7 @@ from brayx.console.page.league import member_columns, points_of
 from brayx.console.page.listing import Listing
 from brayx.console.page.models import arm_listing
 from brayx.console.page.picture import Picture, PictureCard, newest_picture
+from brayx.console.page.stopping import StopButton
 from brayx.console.page.words import tr
 from brayx.console.verdict import AHEAD, CLOSE, State, VerdictDocument
 from brayx.jobs.progress import lost_of
@@ -101,19 +102,19 @@ def add(connect: Connect) -> None:
     @ui.page("/", response_timeout=RESPONSE_S)
     async def overview() -> None:
         with frame("Overview", connect) as caller:
-            await Panel(_Loader(caller).load, _built).first()
+            await Panel(_Loader(caller).load, lambda seen: _built(caller, seen)).first()
 
 
-def _built(seen: Any) -> Callable[[Any], None]:
-    return home.Home().show if isinstance(seen, home.Seen) else _Overview(seen).show
+def _built(caller: ApiCaller, seen: Any) -> Callable[[Any], None]:
+    return home.Home().show if isinstance(seen, home.Seen) else _Overview(caller, seen).show
 
 
 class _Overview:
     """The page of a running job: the verdict, then what it is based on, then health, and the doors last."""
 
-    def __init__(self, seen: _Seen) -> None:
+    def __init__(self, caller: ApiCaller, seen: _Seen) -> None:
         is_training = seen.job.mode == "train"
-        self._verdict = _Verdict()
+        self._verdict = _Verdict(caller)
         with ui.grid().classes("w-full grid-cols-1 lg:grid-cols-5 gap-3"):
             with ui.column().classes("w-full min-w-0 gap-3 lg:col-span-3"):
                 results = None if is_training else _Tiles("grid-cols-2 sm:grid-cols-3")
@@ -161,7 +162,7 @@ class _Overview:
 class _Verdict:
     """The verdict in words, with the error that caused it and what to do about it."""
 
-    def __init__(self) -> None:
+    def __init__(self, caller: ApiCaller) -> None:
         self._box = ui.column().classes("w-full gap-1 p-4 rounded-lg border border-gray-500/30 border-l-8")
         with self._box.props('role="status"'):
             self._about = ui.label().classes(f"text-sm break-all {MUTED}")
@@ -173,6 +174,7 @@ class _Verdict:
             self._progress = ui.linear_progress(show_value=False, size="8px").classes("mt-2")
             self._progress.props(f'instant-feedback aria-label="{tr("progress")}"')
             self._done = ui.label().classes(f"text-sm {MUTED}")
+            self._stop = StopButton(caller)
         self._colour = ""
 
     def show(self, job: JobDocument, overview: OverviewDocument) -> None:
@@ -198,6 +200,7 @@ class _Verdict:
         ):
             label.set_text(text)
             label.set_visibility(bool(text))
+        self._stop.set_visibility(job.can_stop and bool(job.run_id))
         self._guide.props["href"] = guides.named_in(self._advice.text)
         self._guide.set_visibility(bool(self._guide.props["href"]))
         self._progress.set_visibility(verdict.share is not None)

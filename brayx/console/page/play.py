@@ -16,7 +16,7 @@ from brayx.console.page.frame import MUTED, RESPONSE_S, Alert, empty, frame, hea
 from brayx.console.page.tick import ActionBars
 from brayx.console.page.words import tr
 from brayx.console.play import OpponentListDocument
-from brayx.console.sessions import TicksDocument
+from brayx.console.sessions import SessionDocument, TicksDocument
 from brayx.errors import BrayxError
 
 _ENDS = {"win": "You win.", "loss": "You lose.", "draw": "A draw.", "": "The game has ended."}
@@ -87,8 +87,6 @@ class _Play:
         self._about.set_text(tr("You have {time} for a move; after that the game is lost.", time=since(choice.think_s)))
 
     async def _begin(self) -> None:
-        if self._game is not None and not self._game.over:
-            await self._give_up()
         self._state.set_text(tr("Starting the game …"))
         self._after = 0
         self._thought.set_visibility(False)
@@ -128,7 +126,7 @@ class _Play:
             self._busy = False
             self._new.enable()
         self._game = game
-        against = _named(game.opponent)
+        against = _named(game.opponent) or await self._acting(game)
         self._about.set_text(
             " ".join(
                 filter(None, [game.board.text, tr("Your opponent is {opponent}.", opponent=against) if against else ""])
@@ -140,9 +138,18 @@ class _Play:
             self._over(tr(_ENDS[game.board.result or ""]))
             return
         self._leave.set_visibility(True)
+        self._new.set_visibility(False)
         self._state.set_text(tr("Your move."))
         keys = min(len(game.board.moves), 9)
         self._keys.set_text(tr("Keys 1 to {keys} play the first {keys} moves; Tab and Enter any.", keys=keys))
+
+    async def _acting(self, game: GameDocument) -> str:
+        """The player or versions of a game whose start names no opponent; empty: not known."""
+        try:
+            rows: list[SessionDocument] = await self._caller.get(list[SessionDocument], "/api/sessions")
+        except BrayxError:
+            return ""
+        return next((row.player or ", ".join(row.arms) for row in rows if row.session in game.sessions), "")
 
     async def _think(self, game: GameDocument) -> None:
         """Shows the action probabilities of the agent's last move. Follows its session, from the first call on."""
@@ -161,6 +168,7 @@ class _Play:
         self._keys.set_text("")
         self._leave.set_visibility(False)
         self._new.set_text(tr("Play again"))
+        self._new.set_visibility(True)
         if self._game is not None:
             self._game = self._game.model_copy(update={"over": True})
             self._board.show(self._game.board.model_copy(update={"moves": []}))

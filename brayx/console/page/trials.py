@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -10,18 +9,13 @@ from urllib.parse import quote
 
 from nicegui import ui
 
-from brayx.console.documents import DoneDocument
-from brayx.console.overview import JobDocument, OverviewDocument
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines, Points
 from brayx.console.page.frame import (
-    BROWSER_S,
     MUTED,
     RESPONSE_S,
     Panel,
     clock,
-    confirmed,
-    control,
     empty,
     frame,
     heading,
@@ -29,6 +23,7 @@ from brayx.console.page.frame import (
     since,
 )
 from brayx.console.page.listing import Cell, Listing, counted, returned
+from brayx.console.page.stopping import StopButton
 from brayx.console.page.words import tr
 from brayx.console.trials import CurvesDocument, TrialDocument
 from brayx.metrics.charts import GROUPS, RETURN_CHART, grouped
@@ -192,8 +187,7 @@ class _Trial:
             with ui.column().classes("gap-0 min-w-0"):
                 self._title = ui.label().classes("text-xl font-bold break-all")
                 self._about = ui.label().classes(MUTED)
-            self._button = ui.button(tr("Stop training"), icon="stop", on_click=self._stop)
-            self._button.props("outline color=negative")
+            self._button = StopButton(self._caller)
         with ui.row().classes("gap-4"):
             ui.link(tr("Models"), "/models")
             ui.link(tr("Recordings"), "/recordings")
@@ -246,19 +240,6 @@ class _Trial:
             text = "\n".join(f"{name}: {value}" for name, value in sorted(settings.items()))
             ui.label(text or tr("None.")).classes("mono whitespace-pre-wrap break-all")
 
-    async def _stop(self) -> None:
-        question = tr("Stop this training? It saves a last checkpoint, and the same command resumes it.")
-        if not await confirmed(question, tr("Stop it")):
-            return
-        # The browser gets its last words first, since the console may end before anything else reaches it.
-        await ui.run_javascript(f"window.brayxEnd = {json.dumps(await _ended(self._caller))}", timeout=BROWSER_S)
-        call = self._caller.post(DoneDocument, f"/api/trials/{self._run_id}/stop")
-        if await control(call, lambda _: tr("It is stopping …")):
-            self._button.disable()
-            self._button.set_text(tr("It is stopping …"))
-        else:
-            ui.run_javascript("window.brayxEnd = ''")
-
 
 def key_charts(names: Mapping[str, object]) -> list[str]:
     """The most telling ones of these charts, the most telling first."""
@@ -278,16 +259,6 @@ def _children(trials: list[TrialDocument], place: int) -> list[TrialDocument]:
             break
         children.append(trial)
     return children
-
-
-async def _ended(caller: ApiCaller) -> str:
-    """What the page says once the training has stopped."""
-    overview: OverviewDocument = await caller.get(OverviewDocument, "/api/job/overview")
-    job: JobDocument = await caller.get(JobDocument, "/api/job")
-    champion = overview.champion
-    crowned = "" if champion is None else tr("Champion: version {version}.", version=champion.version)
-    resume = tr("Resume with: {command}", command=job.command or tr("the same command"))
-    return " ".join(filter(None, (tr("Stopped."), crowned, resume)))
 
 
 class _Compared(NamedTuple):

@@ -35,12 +35,14 @@ def linked(job: ConsoleJob) -> Iterator[Channel]:
 @pytest.mark.parametrize("can_stop", [True, False])
 async def test_only_the_trial_of_a_job_that_can_be_interrupted_can_be_stopped(tracking_db: str, can_stop: bool) -> None:
     before, running = (Trial.open("p", name, tracking_db) for name in ("before", "running"))
+    child = Trial.open("p", "player", tracking_db, parent=running)
     facts = {"mode": "train", "project": "p", "trial": "running", "run_id": running.run_id}
     with linked(ConsoleJob(lambda: facts, can_stop=can_stop)) as channel:
         transport = httpx.ASGITransport(create_app(Source(tracking_db, "p", channel=channel)))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             trials = (await client.get("/api/trials", params={"project": "p"})).json()
-    assert {trial["run_id"]: trial["can_stop"] for trial in trials} == {before.run_id: False, running.run_id: can_stop}
+    stoppable = {trial["run_id"]: trial["can_stop"] for trial in trials}
+    assert stoppable == {before.run_id: False, running.run_id: can_stop, child.run_id: can_stop}
 
 
 def test_settings_that_differ_and_curves_that_show_nothing() -> None:

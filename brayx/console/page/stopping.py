@@ -1,0 +1,46 @@
+"""The button that stops the job's training, and what its page says afterwards."""
+
+from __future__ import annotations
+
+import json
+
+from nicegui import ui
+
+from brayx.console.documents import DoneDocument
+from brayx.console.overview import JobDocument, OverviewDocument
+from brayx.console.page.caller import ApiCaller
+from brayx.console.page.frame import BROWSER_S, confirmed, control
+from brayx.console.page.words import tr
+
+
+class StopButton(ui.button):
+    """Stops the job's training once the viewer has confirmed it."""
+
+    def __init__(self, caller: ApiCaller) -> None:
+        super().__init__(tr("Stop training"), icon="stop", on_click=self._stop)
+        self.props("outline color=negative")
+        self._caller = caller
+
+    async def _stop(self) -> None:
+        question = tr("Stop this training? It saves a last checkpoint, and the same command resumes it.")
+        if not await confirmed(question, tr("Stop it")):
+            return
+        job: JobDocument = await self._caller.get(JobDocument, "/api/job")
+        # The browser gets its last words first, since the console may end before anything else reaches it.
+        last = json.dumps(await _last_words(self._caller, job))
+        await ui.run_javascript(f"window.brayxEnd = {last}", timeout=BROWSER_S)
+        call = self._caller.post(DoneDocument, f"/api/trials/{job.run_id}/stop")
+        if await control(call, lambda _: tr("It is stopping …")):
+            self.disable()
+            self.set_text(tr("It is stopping …"))
+        else:
+            ui.run_javascript("window.brayxEnd = ''")
+
+
+async def _last_words(caller: ApiCaller, job: JobDocument) -> str:
+    """What the page says once the training has stopped."""
+    overview: OverviewDocument = await caller.get(OverviewDocument, "/api/job/overview")
+    champion = overview.champion
+    crowned = "" if champion is None else tr("Champion: version {version}.", version=champion.version)
+    resume = tr("Resume with: {command}", command=job.command or tr("the same command"))
+    return " ".join(filter(None, (tr("Stopped."), crowned, resume)))
