@@ -199,9 +199,11 @@ class Observation(nn.Module):
         self.names, self.masked = list(encoders), masked
         self.encoders = nn.ModuleList(encoders.values())
         self.features = sum(features_of(encoder) for encoder in encoders.values())
-        only = encoders.get("") if len(encoders) == 1 else None
-        self.flat = isinstance(only, Numbers) and only.dims == 1
-        """The observation is one flat array, passed through."""
+        first, *others = encoders.values()
+        self.lone = isinstance(first, Numbers) and first.dims == 1 and not others and not masked
+        """The observation has one leaf, a flat array, which is passed through."""
+        self.flat = self.lone and "" in encoders
+        """It is that array itself."""
 
     def forward(self, obs: Any) -> Tensor:
         """``[..., features]``."""

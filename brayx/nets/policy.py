@@ -106,7 +106,7 @@ class Policy(nn.Module):
             (*linears(self.value_trunk), self.value.value),
             "tanh" if self.activation == "tanh" else "relu",
             **heads,
-            encode=None if encoder.flat else encoder,
+            encode=None if encoder.lone else encoder,
             mask=MASK if encoder.masked and self._masks else None,
         )
 

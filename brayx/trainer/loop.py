@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import nn
 
 from brayx.actor.agent import Services
@@ -173,6 +174,7 @@ class LearnerLoop:
     def started(self) -> Iterator[None]:
         """The context of `learn`: what learns, from the newest checkpoint if there is one; errors as for `run`."""
         torch.set_num_threads(self.config.threads)
+        threadpool_limits(self.config.threads, "blas")  # NumPy's threads take 15 times the CPU for small layers
         self._resumed = self._build()
         device, state_at = self._ranks.device, state_argument(self.module)
         handle = self._hooks.handled if self._hooks.handle is not None else None
