@@ -92,7 +92,7 @@ class RaySelfPlays(SelfPlays[RaySelfPlay]):
             if name in self._playing or not jobs[name].self_plays:
                 continue
             teams = sorted(metric.partition(".")[2] for metric in trainee.numbers.newest() if _is_team(metric))
-            if len(teams) > 1 and trainee.learner.running and self._may_begin:
+            if len(teams) > 1 and trainee.learner.running:
                 if self._begin(name, functools.partial(RaySelfPlay, jobs[name], trainee)):
                     self._say_teams(name, ", ".join(teams))
             elif len(teams) == 1:

@@ -27,7 +27,7 @@ from brayx.league.config import MAIN, SelfPlayConfig
 from brayx.league.games import Finished, Game
 from brayx.league.member import Member
 from brayx.league.sides import Stretch
-from brayx.league.teams import CountingBuffer, TeamPlayers, counting, record_result, services_of
+from brayx.league.teams import CountingBuffer, TeamPlayers, counting, record_result, record_warning, services_of
 from brayx.logs import limited
 from brayx.metrics import Recorder
 from brayx.model.local import LocalModel
@@ -127,6 +127,7 @@ class TeamsInReplica:
         numbers, sides = self._services.recorder, self._sides
         for team in sides.teams:
             numbers.add("self_play_teams", 1.0, label=str(team))  # each time: the hub may have restarted
+        record_warning(numbers, sides)
         if not sides.running_teams or len(sides.teams) < 2:
             return
         if self._league is None:

@@ -42,6 +42,7 @@ _OURS = re.compile(r"gamecore \d+: ")
 _SAYS_ALL = "brayx: "
 """Prefix of the error that ends a bridge in this process. It says what to do."""
 _NUMBER = re.compile(r"\d+")
+_MARK = re.compile(r"\{(\w+)\}")
 
 
 @dataclass
@@ -243,13 +244,12 @@ def says_itself(line: str) -> bool:
 def gamecores_of(job: JobConfig, actor: str) -> list[GamecoreConfig]:
     """The gamecores of an actor, or of none if ``actor`` is empty. In their commands ``{NAME}`` of a component of
     ``kind: config`` is replaced by its values as flags."""
-    configs = []
-    for config in job.actors[actor].gamecores if actor else ():
-        command = config.command
-        for name, values in job.configs.items():
-            command = command.replace(f"{{{name}}}", values.flags)
-        configs.append(config.model_copy(update={"command": command}))
-    return configs
+
+    def flags(mark: re.Match[str]) -> str:
+        return job.configs[mark[1]].flags if mark[1] in job.configs else mark[0]
+
+    configs = job.actors[actor].gamecores if actor else ()
+    return [config.model_copy(update={"command": _MARK.sub(flags, config.command)}) for config in configs]
 
 
 def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> list[str]:

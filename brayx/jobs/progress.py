@@ -120,6 +120,7 @@ _WHAT = {
     "recording_frames_lost": "{frames} not recorded ({label})",
     "recording_lost": "{ticks} not recorded ({label})",
     "requests_refused": "{requests} refused ({label})",
+    "self_play_without_results": "self-play has no results",
 }
 """Text of the count of each metric whose samples have notes."""
 

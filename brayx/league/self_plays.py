@@ -47,18 +47,15 @@ class SelfPlays(Generic[P]):
         """The tables of all."""
         return "\n".join(f"{name}:\n{play.training.standings()}" for name, play in self._playing.items())
 
-    @property
-    def _may_begin(self) -> bool:
-        """Whether MLflow has not just failed."""
-        return time.monotonic() >= self._try_at
-
     def _begin(self, name: str, make: Callable[[Callable[[str], None]], P]) -> bool:
-        """Begins a behaviour's self-play. Returns False if MLflow does not answer: try again when `_may_begin`.
+        """Begins a behaviour's self-play. Returns False if MLflow does not answer, or has just failed: try again.
 
         Args:
             name: the behaviour.
             make: makes it; its argument prints a line.
         """
+        if time.monotonic() < self._try_at:
+            return False
         try:
             self._playing[name] = make(lambda line: self._say(f"{name!r}: {line}"))
         except TrackingError as error:
@@ -66,6 +63,7 @@ class SelfPlays(Generic[P]):
                 self._say(f"behaviour {name!r} waits with its self-play until MLflow answers: {error.message}")
             self._try_at = time.monotonic() + _RETRY_S
             return False
+        self._try_at = 0.0
         return True
 
     def _say_teams(self, name: str, teams: str) -> None:

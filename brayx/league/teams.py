@@ -54,23 +54,19 @@ class TeamPlayers:
         sides: which team plays with which weights.
         services: as given.
         league: draws the opponents; None: there are none yet, and all sessions learn.
-        is_resumed: the training was resumed, and its behaviour played itself before.
+        teams: the teams that its games have named.
     """
 
     def __init__(self, config: SelfPlayConfig, services: Services) -> None:
         self.name, self.sides, self.services = MAIN, Sides(config), services
         self.league: TeamLeague | None = None
-        self.is_resumed = False
-
-    @property
-    def has_teams(self) -> bool:
-        """Whether the behaviour plays itself."""
-        return self.is_resumed or len(self.sides.teams) > 1
+        self.teams = set[int]()
 
     async def seat(self, session: str, start: Any = None) -> SeatedPlayer:
         """See `brayx.actor.players.Players.seat`."""
         league, team = self.league, start["contract"].team  # first: a group's league comes after its sides
         self.sides.name_team(session, team, self.name)
+        self.teams.add(team)
 
         def leave(reason: str) -> None:
             self.sides.ended(session, reason)
@@ -132,6 +128,13 @@ def services_of(seating: Seating, stretch: Stretch, team: int, player: str) -> t
     member, learns = stretch.member(team, player), stretch.learned_from(team, player)
     seated = seating.seated(member.player, member.version, learns=learns, report=_nothing, leave=_nothing)
     return seated.services, learns
+
+
+def record_warning(numbers: Recorder, sides: Sides) -> None:
+    """Records once what is wrong with the options, so that the training says it."""
+    if sides.warning:
+        numbers.add("self_play_without_results", 1.0, note=sides.warning)
+        sides.warning = None
 
 
 def record_result(numbers: Recorder, finished: Finished | None, champion_of: Callable[[str], Member | None]) -> None:

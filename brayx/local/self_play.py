@@ -12,7 +12,7 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from brayx.league.member import INCUMBENT, Member
 from brayx.league.rivals import Rivals
 from brayx.league.self_plays import SelfPlays
 from brayx.league.sides import Sides, Stretch
-from brayx.league.teams import CountingBuffer, TeamPlayers, counting, record_result, services_of
+from brayx.league.teams import CountingBuffer, TeamPlayers, counting, record_result, record_warning, services_of
 from brayx.local.league_training import LocalLeague, LocalLeagueTraining
 from brayx.local.trainee import LocalTrainee
 from brayx.metrics import Recorder
@@ -77,7 +77,6 @@ class SelfPlay(LocalLeagueTraining):
         group: RivalGroup | None = None,
     ) -> None:
         self._trainee, self._players, self._group = trainee, players, group
-        self._say = say
         (options,) = job.self_plays.values()
         project = trainee.clerk.call(behaviour_pool, True, start_s=_START_S)  # others may be learning: do not wait long
         if group is not None:
@@ -96,9 +95,7 @@ class SelfPlay(LocalLeagueTraining):
     def look(self) -> None:
         """See `LeagueTraining.look`."""
         env_steps, sides = int(self.numbers.newest().get("env_steps", 0)), self._players.sides
-        if sides.warning:
-            self._say(sides.warning)
-            sides.warning = None
+        record_warning(self.numbers, sides)
         sides.env_steps += env_steps - self._env_steps  # of all players
         self._env_steps = env_steps
         if not self._trainee.learner.running:
@@ -241,6 +238,21 @@ class RivalGroup:
         return self._league
 
 
+@dataclass
+class _Waiting:
+    """A behaviour whose self-play has not begun."""
+
+    job: JobConfig
+    trainee: LocalTrainee
+    players: TeamPlayers
+    is_resumed: bool = False
+    """It played itself before the training was resumed."""
+
+    @property
+    def plays_itself(self) -> bool:
+        return self.is_resumed or (self.players.name == MAIN and len(self.players.teams) > 1)
+
+
 class LocalSelfPlays(SelfPlays[SelfPlay]):
     """Begins the self-play of behaviours that play several teams or each other; arguments are those of `SelfPlays`."""
 
@@ -249,8 +261,7 @@ class LocalSelfPlays(SelfPlays[SelfPlay]):
         self._group: RivalGroup | None = None
         self._resumed: Clerk | None = None
         """Writes the trial with the books of rivals in a resumed training."""
-        self._waiting: dict[str, tuple[JobConfig, LocalTrainee, TeamPlayers]] = {}
-        """Behaviours that have not shown several teams yet."""
+        self._waiting: dict[str, _Waiting] = {}
 
     def players(self, name: str, job: JobConfig, trainee: LocalTrainee, services: Services) -> TeamPlayers | None:
         """Gives the sessions of a behaviour their players; None: the job has no self-play.
@@ -262,42 +273,43 @@ class LocalSelfPlays(SelfPlays[SelfPlay]):
             services: the models, buffers and recorder of its sessions.
         """
         for options in job.self_plays.values():
-            players = TeamPlayers(options, services)
+            waiting = self._waiting[name] = _Waiting(job, trainee, TeamPlayers(options, services))
             if trainee.clerk.may_resume and (before := _players_before(books_file(trainee.clerk.trial()))):
-                players.is_resumed = MAIN in before
-                self._resumed = self._resumed if players.is_resumed else trainee.clerk
-            self._waiting[name] = job, trainee, players
-            return players
+                waiting.is_resumed = MAIN in before
+                self._resumed = self._resumed if waiting.is_resumed else trainee.clerk
+            return waiting.players
         return None
 
     def look(self) -> None:
         """Begins the self-play of behaviours that have several teams now; see also `LeagueTraining.look`."""
         for play in self._playing.values():
             play.look()
-        for name, (job, trainee, players) in list(self._waiting.items()):
-            if players.has_teams and self._may_begin and trainee.clerk.opened():
-                self._play(name, job, trainee, players)
+        for name, waiting in list(self._waiting.items()):
+            if waiting.plays_itself and waiting.trainee.clerk.opened():
+                self._play(name, waiting)
         self._look_for_rivals()
 
     def _look_for_rivals(self) -> None:
         """Begins the self-play of behaviours that play different teams."""
         rivals = {
-            name: parts for name, parts in self._waiting.items() if parts[2].sides.teams and not parts[2].has_teams
+            name: waiting
+            for name, waiting in self._waiting.items()
+            if waiting.players.teams and not waiting.plays_itself
         }
-        teams = {team for _, _, players in rivals.values() for team in players.sides.teams}
+        teams = set[int]().union(*(waiting.players.teams for waiting in rivals.values()))
         if self._group is not None:
             teams |= self._group.teams
-        clerks = [trainee.clerk for _, trainee, _ in rivals.values()]
+        clerks = [waiting.trainee.clerk for waiting in rivals.values()]
         opened = all(clerk.opened() for clerk in (*clerks, self._resumed) if clerk is not None)
-        if not rivals or len(teams) < 2 or not opened or not self._may_begin:
+        if not rivals or len(teams) < 2 or not opened:
             return
         if self._group is None:
-            options = next(iter(rivals.values()))[0].self_plays
+            options = next(iter(rivals.values())).job.self_plays
             self._group = RivalGroup(self._resumed or clerks[0], *options.values())
-        for name, (job, trainee, players) in rivals.items():
-            if players.name == MAIN:
-                players.name = player_name(name, self._group.names)
-            self._play(name, job, trainee, players, self._group)
+        for name, waiting in rivals.items():
+            if waiting.players.name == MAIN:
+                waiting.players.name = player_name(name, self._group.names)
+            self._play(name, waiting, self._group)
 
     @property
     def opponents(self) -> list[ActingModel | LocalModel]:
@@ -314,19 +326,13 @@ class LocalSelfPlays(SelfPlays[SelfPlay]):
         for play in self._playing.values():
             play.close()
 
-    def _play(
-        self,
-        name: str,
-        job: JobConfig,
-        trainee: LocalTrainee,
-        players: TeamPlayers,
-        group: RivalGroup | None = None,
-    ) -> None:
-        teams = ", ".join(map(str, sorted(players.sides.teams)))  # now: a group's sides have those of all
+    def _play(self, name: str, waiting: _Waiting, group: RivalGroup | None = None) -> None:
+        job, trainee, players = waiting.job, waiting.trainee, waiting.players
         if not self._begin(name, lambda say: SelfPlay(job, trainee, players, say, group)):
             return
         del self._waiting[name]
-        if players.is_resumed:
+        teams = ", ".join(map(str, sorted(players.teams)))
+        if waiting.is_resumed:
             self._say(f"behaviour {name!r} goes on with its self-play")
         elif group is None:
             self._say_teams(name, teams)

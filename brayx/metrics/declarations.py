@@ -158,6 +158,12 @@ METRICS: dict[str, Metric] = {
         Metric("league_games_per_s", "games/s", Kind.MEAN, "rate of these games"),
         Metric("league_points", "points", Kind.LAST, "rating of a league's player or script, by name"),
         Metric("league_win_rate", "1", Kind.MEAN, "games that self-play's learner wins, a draw as a half, by opponent"),
+        Metric(
+            "self_play_without_results",
+            "processes",
+            Kind.SUM,
+            "processes in which no game of teams counts",
+        ),
         Metric("self_play_teams", "1", Kind.LAST, "1 for each team that games on a cluster have named, by team"),
         Metric("league_pool", "snapshots", Kind.LAST, "snapshots of a league that can be drawn"),
         Metric("league_champion", "versions", Kind.LAST, "registered version of a league's champion"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.exceptions import RpcError
 
 from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory
@@ -14,6 +15,7 @@ from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.cluster import teams as module
 from brayx.cluster.league import Learning, _LeagueActor
 from brayx.cluster.teams import SelfPlaySpec, TeamsInReplica
+from brayx.jobs.progress import error_lines
 from brayx.league.config import MAIN, SelfPlayConfig
 from brayx.league.member import Member
 from brayx.metrics import Recorder
@@ -96,6 +98,36 @@ async def test_one_team_learns_and_the_other_is_played_by_past_weights(replica: 
     assert fragment.action.tolist() == [LEARNER] * 3
     for actor in waiting:
         await actor.on_end("lost")
+
+
+async def test_it_is_looked_after_again_if_ray_s_head_was_away(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def find_actor(name: str) -> Actor:
+        asked.append(name)
+        if len(asked) == 1:
+            raise RpcError("the head is away", rpc_code=14)
+        return replica.actor
+
+    monkeypatch.setattr(module, "find_actor", find_actor)
+    actors = [await replica.start(str(team), team) for team in (0, 1)]
+    await until_awaited(lambda: replica.teams.players.league, "self-play begins")
+    assert asked == ["league", "league"]
+    for actor in actors:
+        await actor.on_end("lost")
+
+
+async def test_options_by_which_no_result_counts_are_said(replica: Replica) -> None:
+    replica.teams.players.sides.warning = "raise self_play.swap_every"
+    for _ in range(2):
+        await replica.teams.look()
+    numbers = replica.numbers.summary()
+    assert numbers["self_play_without_results"] == 1.0
+    assert error_lines(numbers, replica.numbers.notes()) == [
+        "self-play has no results; the newest: raise self_play.swap_every"
+    ]
 
 
 async def test_the_next_team_learns_at_its_turn_also_if_the_league_restarts(replica: Replica) -> None:

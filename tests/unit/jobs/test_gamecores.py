@@ -221,16 +221,17 @@ def test_each_door_has_a_placeholder_and_the_summary_has_each_gamecores_url(tmp_
 
 def test_a_component_gives_flags_to_a_command() -> None:
     options = [
-        "game.command='./my game'",
+        "game.command='./my game {other}'",
         "game.headless=false",
         "game.speedup=8",
         "game.listen=null",
         "game.more=[1, a]",
+        "other={kind: config, depth: 1}",
     ]
     job = JobConfig.load(TEMPLATES / "godot.yaml", options)
     (gamecore,) = gamecores_of(job, "actor")
     flags = "--num=1 --no-headless --speedup=8 --more=1 --more=a"
-    assert gamecore.command == f"brayx gamecore godot --url {{tcp_url}} --quiet '--command=./my game' {flags}"
+    assert gamecore.command == f"brayx gamecore godot --url {{tcp_url}} --quiet '--command=./my game {{other}}' {flags}"
     assert gamecores_of(job, "") == []
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -13,13 +15,17 @@ from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.actor.players import LearningPlayer, Seating
+from brayx.errors import TrackingError
+from brayx.gamecore.contract import Contract
+from brayx.league import self_plays
 from brayx.league.config import MAIN, SelfPlayConfig
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.league.rivals import Rivals
 from brayx.league.teams import CountingBuffer, TeamPlayers
-from brayx.local.self_play import RivalGroup, RivalsLeague, SidesLeague, player_name
+from brayx.local import self_play as module
+from brayx.local.self_play import LocalSelfPlays, RivalGroup, RivalsLeague, SidesLeague, player_name
 from brayx.metrics import Recorder
 from brayx.replay.buffer import NullBuffer
 from tests.unit.actor.test_contract_agent import Buffer, Fixed
@@ -297,6 +303,36 @@ async def test_a_game_s_result_is_in_the_trial_of_each_behaviour_of_the_team_tha
         await finish(actor, reward=reward)
     rates = [playing.numbers.summary().get("league_win_rate.past") for playing in (striker, keeper, defender)]
     assert rates == [1.0, None, 1.0]
+
+
+def test_a_rival_whose_start_failed_begins_among_its_rivals_with_its_team(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    started: list[str] = []
+
+    def start_play(job: Any, trainee: Any, players: TeamPlayers, say: Any, group: RivalGroup | None) -> Any:
+        assert group is not None, "it plays one team"
+        group.take_in(players)
+        started.append(players.name)
+        if len(started) == 2:
+            raise TrackingError("MLflow does not answer")
+        return SimpleNamespace(look=list)
+
+    monkeypatch.setattr(module, "SelfPlay", start_play)
+    monkeypatch.setattr(self_plays, "_RETRY_S", 0.0)
+    plays = LocalSelfPlays(said.append)
+    clerk = SimpleNamespace(may_resume=False, opened=lambda: True)
+    job, trainee = SimpleNamespace(self_plays={"self_play": SelfPlayConfig()}), SimpleNamespace(clerk=clerk)
+    for team, name in enumerate(("striker", "keeper")):
+        players = plays.players(name, cast("Any", job), cast("Any", trainee), Playing().players.services)
+        assert players is not None
+        asyncio.run(players.seat(name, {"contract": Contract.parse({**CONTRACT, "team": team})}))
+    for _ in range(2):
+        plays.look()
+    assert started == ["striker", "keeper", "keeper"]
+    assert [line for line in said if "has team" in line] == [
+        f"behaviour {name!r} has team {team}: while another team learns, past versions of its model play"
+        for team, name in enumerate(("striker", "keeper"))
+    ]
 
 
 @pytest.mark.parametrize(
