@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import pickle
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -40,7 +40,7 @@ from brayx.actor.players import (
 from brayx.components import load
 from brayx.errors import AgentError, BadBody, LeagueError
 from brayx.gamecore.contract import Contract
-from brayx.gamecore.protocol import game_of
+from brayx.gamecore.protocol import StepKind, StepRequest, game_of
 from brayx.strict_json import parse_json
 
 _LAST_WORD_S = 1.0
@@ -65,6 +65,7 @@ class AgentActorFactory:
         opponents: gives a session the player that its start asks for, where a league is served.
         behaviours: the factories of a job whose games have several behaviours, by name; may grow. Empty: it has one,
             and this is its factory.
+        admit: awaited with the start of a session that moves here, whose behaviour this process may not know yet.
     """
 
     agents: Mapping[str, type[Agent]]
@@ -78,6 +79,7 @@ class AgentActorFactory:
     players: Players | None = None
     opponents: RequestedOpponents | None = None
     behaviours: Mapping[str, AgentActorFactory] = field(default_factory=dict)
+    admit: Callable[[StepRequest], Awaitable[None]] | None = None
 
     @classmethod
     def of(
@@ -97,7 +99,7 @@ class AgentActorFactory:
             folder: where modules are looked up first.
             job: the job as plain dicts.
             services: see the attribute.
-            **parts: values for `recorders`, `arms`, `players`, `opponents` and `behaviours`.
+            **parts: values for the attributes from `recorders` on, but `games`.
 
         Raises:
             ConfigError: a module or class does not exist, or ``missing`` does not fit the contract.
@@ -248,6 +250,8 @@ class AgentActor(Actor):
     async def restore(self, session: str, snapshot: bytes) -> None:
         start, self._request, delay, self._recorded_for, self._tick, snapshots, self._carried = pickle.loads(snapshot)
         self._counted = self._tick
+        if self._factory.admit is not None:
+            await self._factory.admit(StepRequest(StepKind.START, session, start))
         await self.start(session, start)
         self._delay = delay
         self._logs.event("resumed")

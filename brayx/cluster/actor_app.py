@@ -24,6 +24,7 @@ from brayx.actor.logs import SessionLogOpener
 from brayx.actor.serving import tracing_of
 from brayx.cluster.hub import HubClient
 from brayx.cluster.league_seats import LeagueInReplica, LeagueSpec
+from brayx.cluster.lobby import Joining
 from brayx.cluster.model import model_application
 from brayx.cluster.model_client import ModelClient
 from brayx.cluster.named import WEIGHT_STORE, get_actor
@@ -34,6 +35,7 @@ from brayx.cluster.teams import SelfPlaySpec, TeamsInReplica
 from brayx.cluster.weights import WeightSubscriber, fetch_weights
 from brayx.engines import refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError
+from brayx.gamecore.contract import Contract
 from brayx.jobs.config import JobConfig
 from brayx.jobs.weights import followed_by, registered
 from brayx.league.config import LeagueConfig
@@ -69,7 +71,7 @@ class ActorSpec:
         pool: source of aliases for models served by one; None: there are none.
         league: the league in training that the sessions play in; None: there is none.
         self_play: the self-play of teams; None: there is none.
-        behaviours: the specs of all behaviours of a training, by name; the first one's is this. Empty: it has one.
+        job: the job of a training whose games say contracts, with all its behaviours; None: it is another one.
         served_league: the league whose players a start can request; None: its request is left to the agents.
     """
 
@@ -87,7 +89,7 @@ class ActorSpec:
     league: LeagueSpec | None = None
     served_league: ServedLeague | None = None
     self_play: SelfPlaySpec | None = None
-    behaviours: Mapping[str, ActorSpec] = field(default_factory=dict)
+    job: JobConfig | None = None
 
     @property
     def followed(self) -> dict[str, Followed]:
@@ -152,8 +154,18 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     runtime.close[:0] = closing(recorders)
     services = Services(models=models, buffers=buffers, recorder=runtime.recorder)
     behaviours: dict[str, AgentActorFactory] = {}
+
+    async def act(part: ActorSpec) -> None:
+        model = await _local_model(part.learned, part, None, runtime)
+        factory = await _of_behaviour(part, {**models, part.learned: model}, runtime, recorders)
+        behaviours[_behaviour_of(part)], learners[_behaviour_of(part)] = factory, model
+
+    if spec.job is not None:
+        joining = Joining(spec.job, spec.actor, spec.hub, act)
+        runtime.admit = joining.admission.admit
+        runtime.close.insert(0, joining.close)
     run: Any = asyncio.to_thread if spec.pool is None else spec.pool.run
-    runtime.make_actor = AgentActorFactory.of(
+    factory = AgentActorFactory.of(
         spec.actor,
         spec.agents,
         spec.folder,
@@ -164,13 +176,12 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         players=players or _teams(spec, services, runtime),
         opponents=None if spec.served_league is None else spec.served_league.opponents(services, run),
         behaviours=behaviours,
+        admit=runtime.admit,
     )
-    for name, part in spec.behaviours.items():
-        if part.hub != spec.hub:
-            learners[name] = await _local_model(part.learned, part, None, runtime)
-            behaviours[name] = await _of_behaviour(part, {**models, part.learned: learners[name]}, runtime, recorders)
-        else:
-            behaviours[name] = runtime.make_actor
+    runtime.make_actor = factory
+    if spec.job is not None:
+        behaviours[_behaviour_of(spec)] = factory
+        joining.acts(Contract.parse(spec.config["contract"]))
 
     def versions() -> dict[str, int]:
         acting = {name: model.version for name, model in models.items()}
@@ -186,6 +197,10 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         **contract_facts(spec.config.get("contract")),
     }
     return runtime
+
+
+def _behaviour_of(spec: ActorSpec) -> str:
+    return Contract.parse(spec.config["contract"]).behaviour
 
 
 async def _of_behaviour(

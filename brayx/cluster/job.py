@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import pickle
 import time
 import urllib.request
 from collections.abc import Callable, Iterable, Mapping
@@ -20,16 +21,17 @@ from brayx.cluster.applications import delete_application, start_application
 from brayx.cluster.cluster import Cluster, Ingress
 from brayx.cluster.console import ReplicaSessions
 from brayx.cluster.directory import stop_directory
-from brayx.cluster.hub import numbers_of
+from brayx.cluster.hub import numbers_of, take_requests
 from brayx.cluster.league_seats import check_placement
 from brayx.cluster.rollout import Workers
 from brayx.cluster.rollout_worker import worker_spec
-from brayx.cluster.scale import answer_requests, tell_where
+from brayx.cluster.scale import answer_request, tell_where
 from brayx.cluster.start import nodes_and_own
 from brayx.cluster.teams import SelfPlaySpec
 from brayx.cluster.trainee import RayTrainee
 from brayx.console.job import console_keys, console_of_training
 from brayx.errors import ConfigError, StartupError
+from brayx.gamecore.contract import Contract
 from brayx.jobs.checks import actor_of, check_job, check_weights, ports_of
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.contracts import by_contract
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from brayx.cluster.behaviours import RayBehaviours
     from brayx.cluster.league_seats import LeagueSpec
     from brayx.cluster.league_training import RayLeagueTraining
+    from brayx.cluster.lobby import RayLobby
     from brayx.jobs.trainee import RunningLearner
     from brayx.replay.packing import Layout
 
@@ -170,6 +173,7 @@ class _RayTraining(JobTraining):
         self._parts: RayTrainee | RayLeagueTraining | RayBehaviours
         self._seats: LeagueSpec | None = None
         self._behaviours: RayBehaviours | None = None
+        self._lobby: RayLobby
         if job.leagues:
             from brayx.cluster.league_training import RayLeagueTraining
 
@@ -178,8 +182,11 @@ class _RayTraining(JobTraining):
             self.stack.callback(league.close)
         elif job.has_contract:
             from brayx.cluster.behaviours import RayBehaviours
+            from brayx.cluster.lobby import RayLobby
 
-            self._parts = self.learning = self._behaviours = RayBehaviours(self.whole, self.layout, trial, say)
+            self._lobby = RayLobby(self.whole, self._spec_of, self._answer)
+            parts = job, self.layout, trial, self._lobby, say
+            self._parts = self.learning = self._behaviours = RayBehaviours(*parts)
             self.buffers = self.learning.trainees[self.learning.mains[0]].buffers
             self.stack.callback(self._behaviours.end)
         else:
@@ -207,7 +214,7 @@ class _RayTraining(JobTraining):
             doors = _wait_for_weights(self.cluster.url, self.learning, self.config.model, self.progress)
             self.urls = {**doors, **self.cluster.urls}
         if self._behaviours is not None:
-            self._behaviours.feed()
+            self._lobby.admit(self._behaviours.mains[0])
         if self.rollouts:
             self.progress.say(
                 f"{sum(workers.num for workers in self._rollouts.values())} rollout workers step environments"
@@ -239,7 +246,13 @@ class _RayTraining(JobTraining):
         return {} if self._live is None else {"sessions": self._live.facts().get("sessions", 0)}
 
     def carry_out_requests(self) -> list[str]:
-        return answer_requests(self._hub, self._rollouts)
+        said: list[str] = []
+        for key, request in take_requests(self._hub):
+            if isinstance(request, Contract):
+                self._lobby.meet(key, request)
+            else:
+                said += answer_request(self._hub, key, request, self._rollouts)
+        return said
 
     def end_waits(self) -> None:
         for trainee in self.learning.trainees.values():
@@ -251,10 +264,17 @@ class _RayTraining(JobTraining):
         actor, names = self.actor, self._names
         spec = self._spec(self.job, names, self.buffers, league=self._seats)
         if self._behaviours is not None:
-            jobs, trainees = self._behaviours.jobs, self._behaviours.trainees
-            behaviours = {name: self._spec(jobs[name], part.names, part.buffers) for name, part in trainees.items()}
-            spec = dataclasses.replace(spec, behaviours=behaviours)
+            spec = dataclasses.replace(spec, job=self.whole)
         deploy(application(spec, name=actor, directory=names["sessions"]), actor)
+
+    def _spec_of(self, behaviour: str) -> bytes:
+        """What a replica needs to act for a behaviour; pickled, since the hub that passes it on must not load torch."""
+        assert self._behaviours is not None
+        part = self._behaviours.trainees[behaviour]
+        return pickle.dumps(self._spec(self._behaviours.jobs[behaviour], part.names, part.buffers))
+
+    def _answer(self, key: str, answer: object) -> None:
+        self._hub.answer.remote(key, answer)
 
     def _spec(
         self, job: JobConfig, names: Mapping[str, str], buffers: Iterable[str], league: LeagueSpec | None = None

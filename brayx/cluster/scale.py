@@ -1,7 +1,7 @@
 """Changes the number of workers of a running training, from any process of its cluster.
 
 A tag of the trial holds the address of its Ray cluster (`tell_where`). The trial's hub queues the request
-(`brayx.tracking.hub.Inbox`), and the job's process carries it out and answers (`answer_requests`). Knows nothing of
+(`brayx.tracking.hub.Inbox`), and the job's process carries it out and answers (`answer_request`). Knows nothing of
 what workers do.
 """
 
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
 from brayx.cluster import NAMESPACE
-from brayx.cluster.hub import ask_job, take_requests
+from brayx.cluster.hub import ask_job
 from brayx.cluster.rollout import Workers
 from brayx.cluster.start import answers, connected, where_ray_is
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, JobNotRunning, StartupError
@@ -91,30 +91,28 @@ def scale(
             ) from error
 
 
-def answer_requests(hub: Any, rollouts: Mapping[str, Workers]) -> list[str]:
-    """Carries out the requests that have reached a job; returns lines for the user about the changes.
+def answer_request(hub: Any, key: str, request: Mapping[str, Any], rollouts: Mapping[str, Workers]) -> list[str]:
+    """Carries out a request that has reached a job; returns lines for the user about the changes.
 
     Args:
         hub: the trial's hub.
+        key, request: from `take_requests`.
         rollouts: the job's workers by component.
     """
-    said = []
-    for key, request in take_requests(hub):
-        try:
-            scaled = _scale(rollouts, request["rollout"], request["num_workers"])
-            said.append(f"rollout {scaled.rollout!r} gets {scaled.now} workers; it had {scaled.before}")
-        except BrayxError as error:
-            hub.answer.remote(key, error)
-        else:
-            hub.answer.remote(key, tuple(scaled))
-    return said
+    try:
+        scaled = _scale(rollouts, request["rollout"], request["num_workers"])
+    except BrayxError as error:
+        hub.answer.remote(key, error)
+        return []
+    hub.answer.remote(key, tuple(scaled))
+    return [f"rollout {scaled.rollout!r} gets {scaled.now} workers; it had {scaled.before}"]
 
 
 def _scale(rollouts: Mapping[str, Workers], name: str | None, count: int) -> Scaled:
     """Changes the number of a rollout's workers; an error changes nothing.
 
     Args:
-        rollouts: as for `answer_requests`.
+        rollouts: as for `answer_request`.
         name: name of the component; None: the only one.
         count: at least 1, because without workers the learner would wait forever.
 

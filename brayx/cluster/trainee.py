@@ -143,6 +143,12 @@ class RayTrainee:
         """Ray actor of each buffer, by the buffer's name."""
         return {name: self.names[f"buffer/{name}"] for name in self.buffers}
 
+    @property
+    def published(self) -> bool:
+        """Whether the learner's first weights were published; False while the weight store restarts."""
+        version, _ = result_or((0, 0), self._store.standing.remote(), _LOOK_S)
+        return bool(version)
+
     def newest_weights(self) -> Weights | None:
         """The newest published weights; None: there are none yet, or the weight store restarts."""
         return fetch_newest(self._store)

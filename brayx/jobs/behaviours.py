@@ -1,42 +1,71 @@
 """The behaviours of a job's games, on any host: each a model in training, with its own network, learner, replay, trial
 and champion.
 
-The first one's trial is the job's; the others' trials are its children. A host makes them, and takes in those that
-first appear while others train, if it can. Knows nothing of doors or progress.
+The first one's trial is the job's; the others' trials are its children. One may first appear while the others train:
+its games' starts are held in the lobby until its first weights act. Knows nothing of doors or progress.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
+import abc
+import contextlib
+import math
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
-from brayx.errors import BrayxError, ConfigError
+from brayx.errors import BrayxError, ConfigError, StartupError
 from brayx.jobs.champion import behaviour_pool, drawn_curve
+from brayx.jobs.checks import check_learning
 from brayx.jobs.config import JobConfig, only
-from brayx.jobs.contracts import parse_contract, plain_name
+from brayx.jobs.contracts import contract_lines, parse_contract, plain_name
+from brayx.jobs.document import nearest
 from brayx.jobs.result import promote
 from brayx.jobs.sources import Sources
 from brayx.jobs.trainee import T, Trainees
+from brayx.jobs.training import READY_TIMEOUT_S, Snapshot
 from brayx.jobs.watching import IDLE_S, Idle
 from brayx.metrics.totals import joined
 
 if TYPE_CHECKING:
     from brayx.gamecore.contract import Contract
-    from brayx.jobs.training import Snapshot
+    from brayx.replay.packing import Layout
+    from brayx.trainer.loop import TrainingSummary
+
+_ANNOUNCED_S = 60.0
+"""After so long, the games' behaviours are taken for all that there are."""
+
+
+class Lobby(Protocol):
+    """Holds the starts of behaviours that do not act yet."""
+
+    @property
+    def job(self) -> JobConfig:
+        """The job with all its behaviours."""
+
+    def expect(self, contract: Contract) -> None:
+        """Holds the starts of a behaviour that the job learns before its first game comes."""
+
+    def arrived(self) -> list[Contract]:
+        """The contracts of further behaviours that have come since the last call."""
+
+    def admit(self, behaviour: str, refusal: str = "") -> None:
+        """See `brayx.jobs.admission.Admission.decide`."""
 
 
 class Behaviours(Trainees[T]):
-    """Trains each behaviour of a job's games.
+    """Trains each behaviour of a job's games; `look` takes in new ones.
 
     Args:
         job: the job of the first behaviour, with its contract.
         trainee: its model in training.
+        lobby: holds the games' starts.
         say: prints a line above the display.
     """
 
-    def __init__(self, job: JobConfig, trainee: T, say: Callable[[str], None]) -> None:
+    def __init__(self, job: JobConfig, trainee: T, lobby: Lobby, say: Callable[[str], None]) -> None:
         super().__init__(job, trainee)
-        self._say = say
+        self._lobby, self._say = lobby, say
         name = parse_contract(job.contract).behaviour
         self.trainees, self.mains = {name: trainee}, [name]
         self._jobs = {name: job}
@@ -46,19 +75,63 @@ class Behaviours(Trainees[T]):
         """Deadline of the first weights of each behaviour that appeared in mid-run and does not act yet."""
         self._idle, self._ended, self._complete = Idle(), set[str](), set[str]()
         self._pool = ""
+        self._announced, self._missing_at = {name}, time.monotonic() + _ANNOUNCED_S
+
+    @abc.abstractmethod
+    def _make(self, job: JobConfig, layout: Layout, contract: Contract) -> T:
+        """Makes the trainee of a further behaviour, in a child of the job's trial; an error leaves nothing behind."""
+
+    def _fitted(self, job: JobConfig) -> JobConfig:
+        """A behaviour's job as the host runs it."""
+        return job
+
+    def _let_in(self, name: str, trainee: T) -> None:
+        """Called before the starts of a behaviour whose first weights act are let in."""
+
+    def _dropped(self, trainee: T) -> None:
+        """Called with a trainee whose weights have never acted, before its end."""
+
+    def _expect(self, resumed: Iterable[Mapping[str, Any]]) -> None:
+        """Begins the behaviours of the job's contracts, and of those of the trial that it resumes.
+
+        It does so before games come, or the training could end without them.
+        """
+        known = map(parse_contract, (*resumed, *self._lobby.job.contracts))
+        for behaviour, contract in {contract.behaviour: contract for contract in known}.items():
+            if behaviour not in self.trainees:
+                self._lobby.expect(contract)
+                self._begin(contract)
 
     def look(self) -> None:
-        """Does regular work.
+        """Takes in behaviours that have appeared, and those whose first weights act.
 
         Raises:
             BrayxError: a behaviour's learner or source failed.
         """
+        if time.monotonic() > self._missing_at:
+            self._say_missing()
+        for contract in self._lobby.arrived():
+            if contract.behaviour not in self.trainees and self._begin(contract):
+                self.trainees[contract.behaviour].learner.start()
+        for name in list(self._starting):
+            self._admit(name, self.trainees[name])
         for name, trainee in list(self.trainees.items()):
             if name not in self._starting and not trainee.learner.running:
                 self._completed(name, trainee)
         for error in (error for sources in self._sources.values() for error in sources.errors):
             raise error
         self._end_idle()
+
+    def result(self, timeout_s: float | None = None) -> TrainingSummary | None:
+        """See `Trainees.result`. One that failed before its weights acted, since the last `look`, is refused."""
+        for name in list(self._starting):
+            learner = self.trainees[name].learner
+            if not learner.running:
+                try:
+                    learner.result(0.0)
+                except BrayxError as error:
+                    self._drop(name, error)
+        return super().result(timeout_s)
 
     def is_over(self, no_more: bool) -> bool:
         """See `Trainees.is_over`."""
@@ -67,6 +140,7 @@ class Behaviours(Trainees[T]):
 
     def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
         """Registers the best of each behaviour; returns the first one's version, and a message for each."""
+        self._say_missing()
         versions: dict[str, int | None] = {}
         lines: list[str] = []
         several = len(self.trainees) > 1
@@ -103,6 +177,72 @@ class Behaviours(Trainees[T]):
         for trainee in self.trainees.values():
             if trainee is not self._trainee:
                 trainee.end("FINISHED" if finished else "KILLED")
+
+    def _say_missing(self) -> None:
+        """Says once which behaviours have options but are in no game."""
+        if self._missing_at < math.inf:
+            self._missing_at = math.inf
+            for name in self._lobby.job.behaviours:
+                if name not in self._announced:
+                    self._say(
+                        f"behaviours.{name} has no effect: no game has this behaviour{nearest(name, self._announced)}"
+                    )
+
+    def _begin(self, contract: Contract) -> bool:
+        """Makes the learner of a behaviour that has appeared. Returns False if it cannot be learned and is refused."""
+        name, trainee = contract.behaviour, None
+        self._announced.add(name)
+        try:
+            job = self._fitted(further_job(self._lobby.job, contract, self.trainees))
+            layout = check_learning(job)
+            trainee = self._make(job, layout, contract)
+            self._sources[name] = Sources(job, trainee.buffers, layout.env)
+        except BrayxError as error:
+            self._refuse(name, error, trainee)
+            return False
+        self._jobs[name], self.trainees[name] = job, trainee
+        self.mains.append(name)
+        self._starting[name] = time.monotonic() + READY_TIMEOUT_S
+        for line in (f"behaviour {name!r} begins to learn", *contract_lines(contract)):
+            self._say(line)
+        return True
+
+    def _admit(self, name: str, trainee: T) -> None:
+        """Lets the games of a behaviour in once its first weights act; refuses it if they never will."""
+        learner = trainee.learner
+        try:
+            if not learner.running:
+                learner.result(0.0)  # its error
+            elif not trainee.published:
+                if time.monotonic() > self._starting[name]:
+                    raise StartupError(f"no weights came within {READY_TIMEOUT_S:g} s; the learner {learner.state()}")
+                return
+        except BrayxError as error:
+            self._drop(name, error)
+            return
+        del self._starting[name]
+        self._let_in(name, trainee)
+        self._sources[name].__enter__()
+        self._lobby.admit(name)
+
+    def _drop(self, name: str, error: BrayxError) -> None:
+        """Ends a behaviour whose weights have never acted, and refuses it."""
+        del self._starting[name]
+        trainee = self.trainees.pop(name)
+        trainee.learner.stop()
+        self._jobs.pop(name)
+        self._sources.pop(name)
+        self.mains.remove(name)
+        self._dropped(trainee)
+        self._refuse(name, error, trainee)
+
+    def _refuse(self, name: str, error: BrayxError, trainee: T | None) -> None:
+        """Refuses the starts of a behaviour that cannot be learned; the others go on."""
+        self._say(f"behaviour {name!r} is refused, the others go on: {error.message}")
+        self._lobby.admit(name, error.message)
+        if trainee is not None:
+            with contextlib.suppress(BrayxError):  # its trial may never have begun
+                trainee.end("FAILED")
 
     def _retired(self, name: str) -> None:
         """Called once when a behaviour has all its steps while others learn."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import abc
 import logging
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from brayx.errors import BrayxError, StartupError, first_line
 from brayx.jobs.config import pool_name
@@ -120,7 +120,7 @@ def learner_failed(error: BaseException) -> BrayxError:
 
 
 class Trainee(Protocol):
-    """One model in training: options of its trainer, the clerk of its trial, its recorder and its learner."""
+    """One model in training: options of its trainer, the clerk of its trial, its recorder, learner and buffers."""
 
     @property
     def config(self) -> TrainerConfig: ...
@@ -133,6 +133,13 @@ class Trainee(Protocol):
 
     @property
     def learner(self) -> RunningLearner: ...
+
+    @property
+    def buffers(self) -> Mapping[str, Any]: ...
+
+    @property
+    def published(self) -> bool:
+        """Whether the learner's first weights were published."""
 
     def newest_weights(self) -> Weights | None:
         """The newest published weights; None: there are none yet, or they cannot be read now."""

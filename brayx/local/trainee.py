@@ -130,6 +130,11 @@ class LocalTrainee:
         """See `Services.caught_up`; waits at most ``longest_s``, and 0 gives None."""
         return functools.partial(self.batches.caught_up, longest_s) if longest_s else None
 
+    @property
+    def published(self) -> bool:
+        """Whether the learner's first weights act, or it has failed."""
+        return self.learner.ready.is_set()
+
     def newest_weights(self) -> Weights | None:
         """The newest published weights; None before the first."""
         published = self.newest.get(0)

@@ -152,15 +152,14 @@ def opened_door(training: Training, ingress: Ingress) -> str:
 
 @pytest.mark.cluster
 def test_each_behaviour_learns_by_itself_and_has_its_champion(ingress: Ingress, tracking_db: str) -> None:
-    contracts = json.dumps([Side.contract, Three.contract])
-    own = "behaviours.three.network.hidden=[32]"
-    job = JobConfig.load(TEMPLATES / "game.yaml", [*OPTIONS, own, f"contract={contracts}"])
+    own = ("behaviours.three.network.hidden=[32]", "other_behaviours=refuse")
+    job = JobConfig.load(TEMPLATES / "game.yaml", [*OPTIONS, *own, f"contract={json.dumps(Side.contract)}"])
     with Training(job, ingress, tracking_db) as training:
         door = opened_door(training, ingress)
         refused = Contract.parse({**CONTRACT, "behaviour": "four"})
         with ContractClient(door, refused, timeout_s=WAIT_S) as client, pytest.raises(BadBody, match="is 'four'"):
             client.start()
-        with playing(door, Side, Three):
+        with playing(door, Side, Three):  # the second one appears in mid-run
             training.until(lambda: training.result, "both have their steps")
     result = training.result
     assert result is not None

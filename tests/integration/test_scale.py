@@ -11,10 +11,10 @@ import pytest
 import ray
 
 from brayx.cluster import NAMESPACE
-from brayx.cluster.hub import create_hub
+from brayx.cluster.hub import create_hub, take_requests
 from brayx.cluster.rollout import Workers
 from brayx.cluster.rollout_worker import worker_spec
-from brayx.cluster.scale import Scaled, answer_requests, hub_name, scale, tell_where
+from brayx.cluster.scale import Scaled, answer_request, hub_name, scale, tell_where
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, JobNotRunning
 from brayx.jobs.config import JobConfig
 from brayx.metrics import Recorder
@@ -44,6 +44,11 @@ def rollouts_of(trial: Trial, *overrides: str) -> dict[str, Workers]:
     names = {part: f"{trial.run_id}/{part}" for part in PARTS}
     job = JobConfig.load(TEMPLATE, overrides)
     return {name: Workers(worker_spec(job, name, names), Recorder()) for name in job.rollouts}
+
+
+def answer_requests(hub: Any, rollouts: dict[str, Workers]) -> list[str]:
+    """Answers as the job does; returns its lines."""
+    return [line for key, asked in take_requests(hub) for line in answer_request(hub, key, asked, rollouts)]
 
 
 def request_scale(trial: Trial, rollouts: dict[str, Workers], count: int, rollout: str | None = None) -> Any:

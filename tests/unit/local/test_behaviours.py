@@ -23,15 +23,13 @@ def training(*, starting: bool) -> Any:
         made.closed.append("runner")
 
     made.trainees = {
-        name: SimpleNamespace(
-            learner=learner, acting=SimpleNamespace(close=close), clerk=SimpleNamespace(close=made.closed.append)
-        )
+        name: SimpleNamespace(learner=learner, acting=SimpleNamespace(close=close), end=made.closed.append)
         for name, learner in learners.items()
     }
     made.mains, made._jobs = [*learners], dict.fromkeys(learners)
     made._starting, made._say = {"runner": 0.0} if starting else {}, lambda line: None
     doors = SimpleNamespace(run=lambda work, timeout_s: asyncio.run(work))
-    made._lobby = SimpleNamespace(admit=made.refused.__setitem__, doors=doors)
+    made._lobby, made._doors = SimpleNamespace(admit=made.refused.__setitem__), doors
     return made
 
 

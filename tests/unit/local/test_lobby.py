@@ -248,8 +248,8 @@ def test_behaviours_that_the_job_does_not_name_may_be_refused(pool: ThreadPoolEx
 def test_there_are_only_so_many_behaviours_and_refused_ones_do_not_count(
     pool: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brayx.local.lobby.MAX_BEHAVIOURS", 2)
-    monkeypatch.setattr("brayx.local.lobby.MAX_CONTRACTS", 4)
+    monkeypatch.setattr("brayx.jobs.admission.MAX_BEHAVIOURS", 2)
+    monkeypatch.setattr("brayx.jobs.admission.MAX_CONTRACTS", 4)
     with contextlib.ExitStack() as clients:
         with lobby() as waiting:
             client, other = (clients.enter_context(Client(waiting.doors.urls["tcp"])) for _ in range(2))
@@ -272,7 +272,7 @@ def test_there_are_only_so_many_behaviours_and_refused_ones_do_not_count(
             refused("runner", OTHER)
             assert "has begun to learn 4 contracts" in said_by("jumper")
             assert "no network for it" in said_by("runner", OTHER)
-            monkeypatch.setattr("brayx.local.lobby.MAX_BEHAVIOURS", 1)
+            monkeypatch.setattr("brayx.jobs.admission.MAX_BEHAVIOURS", 1)
             assert "behaviour is 'jumper', expected one of \"agent\"" in said_by("jumper")
         with pytest.raises(ServiceFull):
             start.result(30)

@@ -1,0 +1,144 @@
+"""The behaviours that games of a training on Ray name before its replicas can act for them.
+
+A replica asks the job, through the hub of its trial. The job begins to learn a behaviour that it does not know, and
+answers once its weights act, with all that a replica needs to act for it; or with why it is refused. A replica that
+starts later asks for the behaviours that its sessions name, too. Knows nothing of learners or models.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from brayx.actor.config import ActorConfig
+from brayx.cluster.hub import ask_job
+from brayx.errors import BadBody, BrayxError, DeadlineExceeded
+from brayx.gamecore.contract import Contract
+from brayx.jobs.admission import MAX_BEHAVIOURS, Admission
+from brayx.jobs.config import JobConfig
+
+if TYPE_CHECKING:
+    from brayx.cluster.actor_app import ActorSpec
+
+_ASK_S = 10.0
+"""Time after which a replica asks again: the job does not take requests while its first learner starts."""
+
+
+@dataclass
+class _Asked:
+    """A behaviour that replicas wait for: its contract's id, and the keys of their requests."""
+
+    contract: str
+    keys: list[str] = field(default_factory=list)
+
+
+class RayLobby:
+    """The job's side: a `brayx.jobs.behaviours.Lobby`.
+
+    Args:
+        job: the job with all its behaviours.
+        spec_of: the pickled spec by which a replica acts for a behaviour, by its name.
+        answer: answers the request of a key.
+    """
+
+    def __init__(
+        self, job: JobConfig, spec_of: Callable[[str], bytes], answer: Callable[[str, object], object]
+    ) -> None:
+        self.job, self._spec_of, self._answer = job, spec_of, answer
+        self._asked: dict[str, _Asked] = {}
+        self._arrived: list[Contract] = []
+        self._acting = set[str]()
+        self._refused: dict[str, tuple[str, BadBody]] = {}
+        """The contract's id, and the reason, of each behaviour that cannot be learned."""
+
+    def meet(self, key: str, contract: Contract) -> None:
+        """Takes the request of a replica, which has met a game of this contract."""
+        name = contract.behaviour
+        refused_id, refusal = self._refused.get(name, ("", None))
+        if name in self._acting:
+            self._answer(key, self._spec_of(name))  # it tells a game whose contract is another one
+        elif refused_id == contract.id:
+            self._answer(key, refusal)
+        elif name in self._asked:
+            self._asked[name].keys.append(key)
+        elif len(self._acting) + len(self._asked) >= MAX_BEHAVIOURS:
+            self._answer(key, BadBody(f"the job has {MAX_BEHAVIOURS} behaviours, the most it can have"))
+        else:
+            self._asked[name] = _Asked(contract.id, [key])
+            self._arrived.append(contract)
+
+    def expect(self, contract: Contract) -> None:
+        """See `Lobby.expect`."""
+        self._asked.setdefault(contract.behaviour, _Asked(contract.id))
+
+    def arrived(self) -> list[Contract]:
+        """See `Lobby.arrived`."""
+        arrived, self._arrived = self._arrived, []
+        return arrived
+
+    def admit(self, behaviour: str, refusal: str = "") -> None:
+        """See `Lobby.admit`."""
+        asked = self._asked.pop(behaviour)
+        error = BadBody(refusal, field="behaviour")
+        if refusal:
+            self._refused[behaviour] = asked.contract, error
+        else:
+            self._acting.add(behaviour)
+        for key in asked.keys:
+            self._answer(key, error if refusal else self._spec_of(behaviour))
+
+
+class Joining:
+    """A replica's side: holds the starts of behaviours until the replica can act for them.
+
+    Args:
+        job: the job with all its behaviours.
+        config: options of its actor.
+        hub: name of its trial's hub.
+        act: makes what the replica needs to act for a behaviour.
+
+    Attributes:
+        admission: holds the starts.
+    """
+
+    def __init__(
+        self, job: JobConfig, config: ActorConfig, hub: str, act: Callable[[ActorSpec], Awaitable[None]]
+    ) -> None:
+        self.admission = Admission(job, config, self._take)
+        self._hub, self._act = hub, act
+        self._tasks = set[asyncio.Task[None]]()
+
+    def acts(self, contract: Contract) -> None:
+        """Lets in the starts of a behaviour that the replica acts for from its beginning."""
+        self.admission.expect(contract)
+        self.admission.decide(contract.behaviour)
+
+    async def close(self) -> None:
+        """Refuses the starts that are held."""
+        for task in self._tasks:
+            task.cancel()
+        self.admission.end()
+
+    def _take(self, contract: Contract) -> None:
+        task = asyncio.create_task(self._join(contract))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _join(self, contract: Contract) -> None:
+        refusal = ""
+        try:
+            await self._act(pickle.loads(await self._asked(contract)))
+        except BrayxError as error:
+            refusal = error.message
+        self.admission.decide(contract.behaviour, refusal)
+
+    async def _asked(self, contract: Contract) -> bytes:
+        while True:
+            try:
+                spec: bytes = await asyncio.to_thread(ask_job, self._hub, contract, _ASK_S)
+                return spec
+            except DeadlineExceeded:
+                continue  # a start has its own deadline
