@@ -194,7 +194,7 @@ def test_teams_are_learned_by_self_play(ingress: Ingress, tracking_db: str, capf
     assert re.search(r"main:1 +\d+ ", training.result.outcome), "the table has the first version"
     trial = training.result.trial
     assert find(f"models:/{LEARNED}-duel@champion", tracking_db).run_id == trial.run_id
-    assert training.result.numbers["league_win_rate.past"] >= 0.0
+    assert training.result.numbers.keys() & {"league_win_rate.past", "league_win_rate.champion"}, "of past versions"
     with contextlib.closing(Ledger(books_file(trial), read_only=True)) as ledger:
         past = [pair for pair in ledger.pairs() if any(member.version for member in pair)]
     assert past, "games against past versions are counted"
