@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,7 +20,6 @@ from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.actor.examples import contract_facts
-from brayx.actor.logs import SessionLogOpener
 from brayx.actor.serving import tracing_of
 from brayx.cluster.hub import HubClient
 from brayx.cluster.league_seats import LeagueInReplica, LeagueSpec
@@ -97,6 +96,11 @@ class ActorSpec:
         return {} if self.pool is None else followed_by(self.weights)
 
     @property
+    def waits(self) -> bool:
+        """Whether its job waits for its first game's contract."""
+        return self.job is not None and self.job.needs_contract
+
+    @property
     def learned(self) -> str:
         """Name of the model that learns; empty: none does."""
         if self.league is not None:
@@ -137,9 +141,10 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
     for name, config in spec.models.items():
         if name in handles:
             models[name] = await _remote_model(config, handles[name], runtime)
-        elif spec.league is None or name != spec.learned:
+        elif name != spec.learned or not (spec.league is not None or spec.waits):
             models[name] = await _local_model(name, spec, aliases, runtime)
-    league, learners = await _league(spec, runtime)
+    league, league_learners = await _league(spec, runtime)
+    learners: dict[str, LocalModel | ModelClient] = {**league_learners}
     players = (
         None if league is None else league.seats(await _snapshots(spec, league.config, runtime, league.weights), models)
     )
@@ -157,7 +162,8 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
 
     async def act(part: ActorSpec) -> None:
         model = await _local_model(part.learned, part, None, runtime)
-        factory = await _of_behaviour(part, {**models, part.learned: model}, runtime, recorders)
+        parts = {"recorders": recorders, "behaviours": behaviours, "admit": runtime.admit}
+        factory = await _of_behaviour(part, {**models, part.learned: model}, runtime, parts)
         behaviours[_behaviour_of(part)], learners[_behaviour_of(part)] = factory, model
 
     if spec.job is not None:
@@ -165,36 +171,43 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         runtime.admit = joining.admission.admit
         runtime.close.insert(0, joining.close)
     run: Any = asyncio.to_thread if spec.pool is None else spec.pool.run
-    factory = AgentActorFactory.of(
-        spec.actor,
-        spec.agents,
-        spec.folder,
-        spec.config,
-        services,
-        recorders=recorders,
-        arms=following,
-        players=players or _teams(spec, services, runtime),
-        opponents=None if spec.served_league is None else spec.served_league.opponents(services, run),
-        behaviours=behaviours,
-        admit=runtime.admit,
-    )
-    runtime.make_actor = factory
-    if spec.job is not None:
-        behaviours[_behaviour_of(spec)] = factory
+    if spec.waits:
+        runtime.make_actor = lambda: next(iter(behaviours.values()), joining.admission.refuse_call)()
+    else:
+        factory = runtime.make_actor = AgentActorFactory.of(
+            spec.actor,
+            spec.agents,
+            spec.folder,
+            spec.config,
+            services,
+            recorders=recorders,
+            arms=following,
+            players=players or _teams(spec, services, runtime),
+            opponents=None if spec.served_league is None else spec.served_league.opponents(services, run),
+            behaviours=behaviours,
+            admit=runtime.admit,
+        )
+    if spec.job is not None and not spec.waits:
+        behaviours[_behaviour_of(spec)], learners[_behaviour_of(spec)] = factory, models[spec.learned]
         joining.acts(Contract.parse(spec.config["contract"]))
 
     def versions() -> dict[str, int]:
         acting = {name: model.version for name, model in models.items()}
         if learners:
-            acting[spec.learned] = min(model.version for model in (models[spec.learned], *learners.values()))
+            acting[spec.learned] = min(model.version for model in learners.values())
         return acting
+
+    def example() -> dict[str, Any]:
+        if spec.waits and not behaviours:
+            return joining.admission.describe()
+        return contract_facts(next((first.config for first in behaviours.values()), spec.config).get("contract"))
 
     runtime.versions = versions
     runtime.describe = lambda: {
         "mode": spec.config["mode"],
         "policy_versions": runtime.versions(),
         "registered": registered(spec.weights, following.versions() if following is not None else {}),
-        **contract_facts(spec.config.get("contract")),
+        **example(),
     }
     return runtime
 
@@ -204,15 +217,15 @@ def _behaviour_of(spec: ActorSpec) -> str:
 
 
 async def _of_behaviour(
-    spec: ActorSpec, models: Mapping[str, Any], runtime: ActorRuntime, recorders: Sequence[SessionLogOpener]
+    spec: ActorSpec, models: Mapping[str, Any], runtime: ActorRuntime, parts: Mapping[str, Any]
 ) -> AgentActorFactory:
     """Makes the actors of a further behaviour's sessions, which have its own hub and buffers."""
     recorder = await asyncio.to_thread(HubClient.of, spec.hub)
     buffers = await _buffers(spec, runtime, recorder)
     runtime.close.append(functools.partial(asyncio.to_thread, recorder.close))
     services = Services(models, buffers, recorder)
-    parts = {"recorders": recorders, "players": _teams(spec, services, runtime)}
-    return AgentActorFactory.of(spec.actor, spec.agents, spec.folder, spec.config, services, **parts)
+    players = _teams(spec, services, runtime)
+    return AgentActorFactory.of(spec.actor, spec.agents, spec.folder, spec.config, services, players=players, **parts)
 
 
 async def _buffers(spec: ActorSpec, runtime: ActorRuntime, recorder: HubClient) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import pickle
 import time
@@ -25,16 +26,17 @@ from brayx.cluster.hub import numbers_of, take_requests
 from brayx.cluster.league_seats import check_placement
 from brayx.cluster.rollout import Workers
 from brayx.cluster.rollout_worker import worker_spec
-from brayx.cluster.scale import answer_request, tell_where
+from brayx.cluster.scale import answer_request, hub_name, tell_where
 from brayx.cluster.start import nodes_and_own
 from brayx.cluster.teams import SelfPlaySpec
 from brayx.cluster.trainee import RayTrainee
+from brayx.command_line import say
 from brayx.console.job import console_keys, console_of_training
-from brayx.errors import ConfigError, StartupError
+from brayx.errors import BrayxError, ConfigError, StartupError
 from brayx.gamecore.contract import Contract
-from brayx.jobs.checks import actor_of, check_job, check_weights, ports_of
+from brayx.jobs.checks import actor_of, check_before_games, check_job, check_weights, ports_of
 from brayx.jobs.config import JobConfig, only
-from brayx.jobs.contracts import by_contract
+from brayx.jobs.contracts import by_contract, contract_lines, parse_contract
 from brayx.jobs.progress import Progress
 from brayx.jobs.recorded import contract_to_resume, record_contract, with_resumed_contract
 from brayx.jobs.result import TrainResult
@@ -51,6 +53,9 @@ if TYPE_CHECKING:
     from brayx.cluster.league_seats import LeagueSpec
     from brayx.cluster.league_training import RayLeagueTraining
     from brayx.cluster.lobby import RayLobby
+    from brayx.cluster.waiting import WaitingOnRay
+    from brayx.jobs.gamecores import Gamecores
+    from brayx.jobs.inner_bridge import JobDoors
     from brayx.jobs.trainee import RunningLearner
     from brayx.replay.packing import Layout
 
@@ -83,14 +88,27 @@ def train(
     Raises:
         BrayxError: the job could not be started, or its learner failed for good.
     """
-    _, layout = check_job(job)
+    layout = layout_of(job)
     check_placement(job)
     console_keys(job)
     uri = initialise(tracking_uri(tracking or job.tracking.uri))
-    check_weights(job, trial_name or job.trial, uri, resume, lambda function, *args: function(*args))
+    if layout is not None:
+        _check_weights(job, trial_name or job.trial, uri, resume)
     started = cluster_for(job, ingress, cluster) if isinstance(cluster, str) else contextlib.nullcontext(cluster)
     with started as running:
         return train_on(running, job, layout, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)
+
+
+def layout_of(job: JobConfig) -> Layout | None:
+    """Checks a job; returns its layout, or None if that depends on its first game."""
+    if job.needs_contract and not job.leagues:
+        check_before_games(job)
+        return None
+    return check_job(job)[1]
+
+
+def _check_weights(job: JobConfig, name: str, uri: str, resume: bool) -> None:
+    check_weights(job, name, uri, resume, lambda function, *args: function(*args))
 
 
 def cluster_for(job: JobConfig, ingress: Ingress, address: str) -> Cluster:
@@ -129,25 +147,68 @@ def check_store_reachable(uri: str, in_process: bool, nodes: Iterable[Mapping[st
 def train_on(
     cluster: Cluster,
     job: JobConfig,
-    layout: Layout,
+    layout: Layout | None,
     uri: str,
     *,
     trial_name: str | None = None,
     resume: bool = True,
     log_interval: int | None = None,
 ) -> TrainResult:
-    """Runs a training job on a running cluster; ``layout`` is from `check_job`, other arguments as for `train`."""
+    """Runs a training job on a running cluster; other arguments are those of `train`.
+
+    Args:
+        layout: from `check_job`; None: the job has no contract, and its first game says it.
+    """
     check_store_reachable(uri, job.trainers[only("trainer", job.trainers)].in_process, *nodes_and_own())
     events = job.tracking.tensorboard_folder(uri)
     name = trial_name or job.trial
-    if resume and job.contract is not None:
-        with_resumed_contract(job, name, contract_to_resume(job.project, name, uri))
+    if resume and (job.contract is not None or job.has_contract):
+        job = with_resumed_contract(job, name, contract_to_resume(job.project, name, uri))
     trial = Trial.open(job.project, name, uri, resume=resume, tensorboard=events)
-    if job.contract is not None:
-        record_contract(trial, job.contract)
-    first, clerk = (by_contract(job) or [job])[0], InProcessClerk(trial)
-    parts = first, actor_of(first), layout, trial.name, uri, clerk, log_interval
-    return _RayTraining(*parts, cluster=cluster, whole=job).run()
+    whole, waiting = job, None
+    with contextlib.ExitStack() as stack:
+        stack.push(functools.partial(_finish, trial))
+        if job.needs_contract:
+            waiting = stack.enter_context(_waiting(job, trial, uri, cluster))
+            job = waiting.wait()
+        first, notes = (by_contract(job) or [job])[0], []
+        if layout is None:
+            _, layout = check_job(first)
+            _check_weights(first, name, uri, resume)
+            notes = contract_lines(parse_contract(first.contract))
+        if first.contract is not None:
+            record_contract(trial, first.contract)
+        parts = first, actor_of(first), layout, trial.name, uri, InProcessClerk(trial), log_interval, notes
+        return _RayTraining(*parts, cluster=cluster, whole=whole, waiting=waiting).run()
+
+
+def _waiting(job: JobConfig, trial: Trial, uri: str, cluster: Cluster) -> WaitingOnRay:
+    """The open doors of a job whose first game says the contract."""
+    from brayx.cluster.waiting import WaitingOnRay
+
+    actor = actor_of(job)
+    names = {part: f"{trial.run_id}/{part}" for part in ("weights", "sessions", "league")} | {"hub": hub_name(trial)}
+
+    def open_doors() -> dict[str, str]:
+        tell_where(trial)
+        say("Ray is up; the timer starts now. Starting the actors")
+        spec = dataclasses.replace(_spec(job, actor, uri, names, ()), job=job)
+        deploy(application(spec, name=actor, directory=names["sessions"]), actor)
+        with urllib.request.urlopen(f"{cluster.url}/", timeout=READY_TIMEOUT_S) as reply:
+            return {**json.load(reply)["doors"], **cluster.urls}
+
+    def close_doors() -> None:
+        _undeploy(actor, _UNDEPLOY_S, say)
+        stop_directory(names["sessions"])
+
+    return WaitingOnRay(job, actor, trial, open_doors, close_doors)
+
+
+def _finish(trial: Trial, kind: type[BaseException] | None, *_: object) -> None:
+    """Ends the trial of a job that an error or Ctrl-C has ended before its training began."""
+    with contextlib.suppress(BrayxError):
+        if kind is not None and trial.status == "RUNNING":
+            trial.finish("FAILED" if issubclass(kind, Exception) else "KILLED")
 
 
 @dataclass
@@ -157,12 +218,14 @@ class _RayTraining(JobTraining):
     Attributes:
         cluster: the cluster.
         whole: the job with all its behaviours; ``job`` is that of the first.
+        waiting: its open doors, if its first game has said the contract.
     """
 
     clerk: InProcessClerk
     learning: Trainees[RayTrainee] = field(init=False)
     cluster: Cluster = field(kw_only=True)
     whole: JobConfig = field(kw_only=True)
+    waiting: WaitingOnRay | None = field(default=None, kw_only=True)
     save_s, copy_s = 5.0, 1.0
 
     def make_parts(self) -> None:
@@ -184,7 +247,8 @@ class _RayTraining(JobTraining):
             from brayx.cluster.behaviours import RayBehaviours
             from brayx.cluster.lobby import RayLobby
 
-            self._lobby = RayLobby(self.whole, self._spec_of, self._answer)
+            self._lobby = RayLobby(self.whole, self._answer) if self.waiting is None else self.waiting.lobby
+            self._lobby.spec_of = self._spec_of
             parts = job, self.layout, trial, self._lobby, say
             self._parts = self.learning = self._behaviours = RayBehaviours(*parts)
             self.buffers = self.learning.trainees[self.learning.mains[0]].buffers
@@ -201,8 +265,11 @@ class _RayTraining(JobTraining):
         }
         self.rollouts = list(self._rollouts.values())
         self._is_deployed = False
-        starting = "the learner and the actors" if self.actor else "the learner"
-        say(f"Ray is up; the timer starts now. Starting {starting}")
+        if self.waiting is None:
+            starting = "the learner and the actors" if self.actor else "the learner"
+            say(f"Ray is up; the timer starts now. Starting {starting}")
+        else:
+            self.waiting.say = say
 
     def open_doors(self) -> None:
         pass  # a deployment takes long: it starts beside the learner
@@ -210,8 +277,10 @@ class _RayTraining(JobTraining):
     def wait_for_weights(self) -> None:
         if self.actor:
             self._is_deployed = True
-            self._deploy()
-            doors = _wait_for_weights(self.cluster.url, self.learning, self.config.model, self.progress)
+            if self.waiting is None:
+                self._deploy()
+            parts = self.cluster.url, self.learning, self.config.model, self.progress
+            doors = _wait_for_weights(*parts, self._has_published)
             self.urls = {**doors, **self.cluster.urls}
         if self._behaviours is not None:
             self._lobby.admit(self._behaviours.mains[0])
@@ -219,6 +288,16 @@ class _RayTraining(JobTraining):
             self.progress.say(
                 f"{sum(workers.num for workers in self._rollouts.values())} rollout workers step environments"
             )
+
+    def _has_published(self) -> bool:
+        """Whether replicas that join later find weights, too."""
+        return self._behaviours is None or self._behaviours.trainees[self._behaviours.mains[0]].published
+
+    def gamecores(self, doors: JobDoors | None = None) -> Gamecores:
+        if self.waiting is None:
+            return super().gamecores(doors)
+        self.waiting.failed = self._game_failed
+        return self.waiting.games
 
     def close_doors(self) -> None:
         if self._is_deployed:
@@ -262,7 +341,7 @@ class _RayTraining(JobTraining):
     def _deploy(self) -> None:
         """Serves the job's actor: the trained model follows its weight store, other models their champions."""
         actor, names = self.actor, self._names
-        spec = self._spec(self.job, names, self.buffers, league=self._seats)
+        spec = _spec(self.job, actor, self.uri, names, self.buffers, league=self._seats)
         if self._behaviours is not None:
             spec = dataclasses.replace(spec, job=self.whole)
         deploy(application(spec, name=actor, directory=names["sessions"]), actor)
@@ -271,31 +350,37 @@ class _RayTraining(JobTraining):
         """What a replica needs to act for a behaviour; pickled, since the hub that passes it on must not load torch."""
         assert self._behaviours is not None
         part = self._behaviours.trainees[behaviour]
-        return pickle.dumps(self._spec(self._behaviours.jobs[behaviour], part.names, part.buffers))
+        return pickle.dumps(_spec(self._behaviours.jobs[behaviour], self.actor, self.uri, part.names, part.buffers))
 
     def _answer(self, key: str, answer: object) -> None:
         self._hub.answer.remote(key, answer)
 
-    def _spec(
-        self, job: JobConfig, names: Mapping[str, str], buffers: Iterable[str], league: LeagueSpec | None = None
-    ) -> ActorSpec:
-        """What a replica needs to act for a model in training, whose Ray actors have these names."""
-        learned = self.config.model
-        weights = {name: pooled(job, name, self.uri) for name in job.models if name != learned}
-        weights[learned] = WeightSource(store=names.get("weights", ""))
-        # The end of a training does not wait for games: replicas send their last episodes at once.
-        hasty = job.actors[self.actor].model_copy(update={"drain_timeout_s": 0.0})
-        self_plays = [SelfPlaySpec(names["league"], options, learned) for options in job.self_plays.values()]
-        return actor_spec(
-            job.model_copy(update={"actors": {**job.actors, self.actor: hasty}}),
-            self.actor,
-            mode="train",
-            weights=weights,
-            buffers={name: names[f"buffer/{name}"] for name in buffers},
-            hub=names["hub"],
-            league=league,
-            self_play=next(iter(self_plays), None),
-        )
+
+def _spec(
+    job: JobConfig,
+    actor: str,
+    uri: str,
+    names: Mapping[str, str],
+    buffers: Iterable[str],
+    league: LeagueSpec | None = None,
+) -> ActorSpec:
+    """What a replica needs to act for a model in training, whose Ray actors have these names."""
+    learned = job.trainers[only("trainer", job.trainers)].model
+    weights = {name: pooled(job, name, uri) for name in job.models if name != learned}
+    weights[learned] = WeightSource(store=names.get("weights", ""))
+    # The end of a training does not wait for games: replicas send their last episodes at once.
+    hasty = job.actors[actor].model_copy(update={"drain_timeout_s": 0.0})
+    self_plays = [SelfPlaySpec(names["league"], options, learned) for options in job.self_plays.values()]
+    return actor_spec(
+        job.model_copy(update={"actors": {**job.actors, actor: hasty}}),
+        actor,
+        mode="train",
+        weights=weights,
+        buffers={name: names[f"buffer/{name}"] for name in buffers},
+        hub=names["hub"],
+        league=league,
+        self_play=next(iter(self_plays), None),
+    )
 
 
 def deploy(application: Any, actor: str) -> None:
@@ -309,7 +394,9 @@ def _undeploy(actor: str, timeout_s: float, say: Callable[[str], None]) -> None:
         say(f"the actor {actor!r} did not end within {timeout_s:g} s: its last metrics may be missing")
 
 
-def _wait_for_weights(url: str, learner: RunningLearner, model: str, progress: Progress) -> dict[str, str]:
+def _wait_for_weights(
+    url: str, learner: RunningLearner, model: str, progress: Progress, has_published: Callable[[], bool] = lambda: True
+) -> dict[str, str]:
     """Waits until the door answers with published weights of the learner; returns the native doors' URLs."""
     deadline = time.monotonic() + READY_TIMEOUT_S
     said = "nothing"
@@ -320,7 +407,7 @@ def _wait_for_weights(url: str, learner: RunningLearner, model: str, progress: P
         try:
             with urllib.request.urlopen(f"{url}/", timeout=5.0) as reply:
                 status = json.load(reply)
-            if status["policy_versions"].get(model, 1) >= 1:
+            if status["policy_versions"].get(model, 1) >= 1 and has_published():
                 return dict(status["doors"])
             said = "that it has no weights yet"
         except (OSError, ValueError, KeyError) as error:

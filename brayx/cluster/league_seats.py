@@ -62,11 +62,13 @@ class LeagueSpec:
 def check_placement(job: JobConfig) -> None:
     """Checks that the model of a league or of several behaviours acts in the replicas, which keep its versions.
 
+    So must that of a job whose first game says the contract: it is made after the replicas.
+
     Raises:
         ConfigError: its placement is ``remote``.
     """
     jobs = by_contract(job)
-    for own in jobs if len(jobs) > 1 else []:
+    for own in [job] if job.needs_contract else jobs if len(jobs) > 1 else []:
         name = own.trainers[only("trainer", own.trainers)].model
         if own.models[name].placement == "remote":
             where = f"{job.file}: {name}.placement is remote, and the models of several behaviours"

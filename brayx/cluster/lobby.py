@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -40,16 +41,18 @@ class RayLobby:
 
     Args:
         job: the job with all its behaviours.
-        spec_of: the pickled spec by which a replica acts for a behaviour, by its name.
         answer: answers the request of a key.
+
+    Attributes:
+        spec_of: returns the pickled spec by which a replica acts for a behaviour, by its name; the job sets it.
     """
 
-    def __init__(
-        self, job: JobConfig, spec_of: Callable[[str], bytes], answer: Callable[[str, object], object]
-    ) -> None:
-        self.job, self._spec_of, self._answer = job, spec_of, answer
+    spec_of: Callable[[str], bytes]
+
+    def __init__(self, job: JobConfig, answer: Callable[[str, object], object]) -> None:
+        self.job, self._answer = job, answer
         self._asked: dict[str, _Asked] = {}
-        self._arrived: list[Contract] = []
+        self._arrived: deque[Contract] = deque()
         self._acting = set[str]()
         self._refused: dict[str, tuple[str, BadBody]] = {}
         """The contract's id, and the reason, of each behaviour that cannot be learned."""
@@ -59,7 +62,7 @@ class RayLobby:
         name = contract.behaviour
         refused_id, refusal = self._refused.get(name, ("", None))
         if name in self._acting:
-            self._answer(key, self._spec_of(name))  # it tells a game whose contract is another one
+            self._answer(key, self.spec_of(name))  # it tells a game whose contract is another one
         elif refused_id == contract.id:
             self._answer(key, refusal)
         elif name in self._asked:
@@ -76,8 +79,14 @@ class RayLobby:
 
     def arrived(self) -> list[Contract]:
         """See `Lobby.arrived`."""
-        arrived, self._arrived = self._arrived, []
+        arrived = []
+        while (contract := self.next()) is not None:
+            arrived.append(contract)
         return arrived
+
+    def next(self) -> Contract | None:
+        """The first of them; None: there is none."""
+        return self._arrived.popleft() if self._arrived else None
 
     def admit(self, behaviour: str, refusal: str = "") -> None:
         """See `Lobby.admit`."""
@@ -88,7 +97,7 @@ class RayLobby:
         else:
             self._acting.add(behaviour)
         for key in asked.keys:
-            self._answer(key, error if refusal else self._spec_of(behaviour))
+            self._answer(key, error if refusal else self.spec_of(behaviour))
 
 
 class Joining:

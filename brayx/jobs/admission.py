@@ -15,6 +15,7 @@ from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
 from brayx.actor.contract_agent import ActionLimits
 from brayx.actor.contracts import behaviour_of, contract_of, unknown_behaviour
+from brayx.actor.examples import contract_example
 from brayx.errors import BadBody, Overloaded, ServiceFull
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.protocol import StepRequest
@@ -29,6 +30,15 @@ MAX_BEHAVIOURS = 16
 MAX_CONTRACTS = 64
 """Maximum number of contracts for which a job starts a learner, including those that it then refuses: each makes a
 trial."""
+
+_ANY = Contract.parse(
+    {
+        "contract": 1,
+        "observations": {"position": {"shape": [2]}},
+        "actions": {"move": {"kind": "discrete", "size": 4}},
+    }
+)
+"""A contract for the doors' page while none is known: this job learns any."""
 
 
 @dataclass
@@ -61,10 +71,18 @@ class Admission:
         self._taken = 0
         self._has_ended = False
 
-    @property
-    def first(self) -> Contract | None:
-        """The first contract; None: none is known."""
-        return next((behaviour.contract for behaviour in self._behaviours.values()), None)
+    def describe(self) -> dict[str, Any]:
+        """Values of the status page before a behaviour acts."""
+        contract = next((behaviour.contract for behaviour in self._behaviours.values()), _ANY)
+        return {"waits_for": "a game's contract", "example": contract_example(contract)}
+
+    def refuse_call(self) -> Actor:
+        """Makes no actor for a stateless call before a behaviour acts.
+
+        Raises:
+            Overloaded: always.
+        """
+        raise Overloaded("no game has sent its contract yet: send a start first")
 
     def expect(self, contract: Contract) -> None:
         """Holds the starts of a behaviour that the job learns before its first game comes."""

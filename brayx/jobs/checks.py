@@ -64,6 +64,21 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
     return name, layout
 
 
+def check_before_games(job: JobConfig) -> str:
+    """Checks what needs no contract of a job that waits for its first game's; returns the name of its actor.
+
+    Raises:
+        ConfigError: something is missing or does not fit; the message names it.
+    """
+    from brayx.jobs.contract_model import network_to_build  # loads torch
+
+    actor = actor_of(job)
+    check_code(job, [actor], mode="train")
+    network_to_build(job.as_dict())
+    check_gamecores(job)
+    return actor
+
+
 def check_one_contract(job: JobConfig, why: str) -> None:
     """Refuses a job with several contracts, and says why it can have one only.
 
@@ -86,8 +101,8 @@ def check_contract(job: JobConfig) -> None:
     """
     if job.needs_contract:
         raise ConfigError(
-            f"{job.file}: contract is null, and only `brayx train` in one process learns it from the first game that "
-            "connects: name a file with --set contract=FILE, as `brayx check --contract FILE` reads it",
+            f"{job.file}: contract is null, and only `brayx train` learns it from the first game that connects, on Ray "
+            "without a league: name a file with --set contract=FILE, as `brayx check --contract FILE` reads it",
             key="contract",
         )
 

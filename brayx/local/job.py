@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from brayx import systems
 from brayx.console.job import console_keys, console_of_training
 from brayx.errors import StartupError
-from brayx.jobs.checks import actor_of, check_gamecores, check_job, check_weights, ports_of
-from brayx.jobs.code import check_code
+from brayx.jobs.checks import check_before_games, check_job, check_weights, ports_of
 from brayx.jobs.config import JobConfig, only, pool_name
 from brayx.jobs.contracts import contract_lines, parse_contract
 from brayx.jobs.handles import offer
@@ -146,13 +145,9 @@ def open_lobby(job: JobConfig) -> Lobby:
     Raises:
         ConfigError, StartupError: a check failed.
     """
-    from brayx.jobs.contract_model import network_to_build
     from brayx.local.lobby import Lobby
 
-    actor = actor_of(job)
-    check_code(job, [actor], mode="train")
-    network_to_build(job.as_dict())
-    check_gamecores(job)
+    actor = check_before_games(job)
     check_ports(ports_of(job, actor))
     return Lobby(job, actor)
 

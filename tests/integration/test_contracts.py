@@ -136,31 +136,34 @@ def playing(door: str, *games: type[Side]) -> Iterator[None]:
             thread.join(WAIT_S)
 
 
-def native_door(ingress: Ingress) -> str | None:
-    """The faster door of the training at the ingress; None: it is not open yet."""
-    with contextlib.suppress(OSError, KeyError, ValueError), urllib.request.urlopen(ingress.http, timeout=5) as reply:
-        return str(json.load(reply)["doors"]["http"])
-    return None
+def status(ingress: Ingress) -> dict[str, Any]:
+    """The status page of the training at the ingress; empty: it is not open yet."""
+    with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(ingress.http, timeout=5) as reply:
+        page: dict[str, Any] = json.load(reply)
+        return page
+    return {}
 
 
 def opened_door(training: Training, ingress: Ingress) -> str:
     """The faster door, once it is open."""
-    doors: list[str] = []
-    training.until(lambda: doors.extend(filter(None, [native_door(ingress)])) or doors, "its door is open")
-    return doors[0]
+    doors: dict[str, str] = {}
+    training.until(lambda: doors.update(status(ingress).get("doors", {})) or doors, "its door is open")
+    return doors["http"]
 
 
 @pytest.mark.cluster
 def test_each_behaviour_learns_by_itself_and_has_its_champion(ingress: Ingress, tracking_db: str) -> None:
-    own = ("behaviours.three.network.hidden=[32]", "other_behaviours=refuse")
-    job = JobConfig.load(TEMPLATES / "game.yaml", [*OPTIONS, *own, f"contract={json.dumps(Side.contract)}"])
+    own = ("behaviours={agent: {}, three: {network: {hidden: [32]}}}", "other_behaviours=refuse")
+    job = JobConfig.load(TEMPLATES / "game.yaml", [*OPTIONS, *own])
     with Training(job, ingress, tracking_db) as training:
         door = opened_door(training, ingress)
         refused = Contract.parse({**CONTRACT, "behaviour": "four"})
         with ContractClient(door, refused, timeout_s=WAIT_S) as client, pytest.raises(BadBody, match="is 'four'"):
             client.start()
-        with playing(door, Side, Three):  # the second one appears in mid-run
-            training.until(lambda: training.result, "both have their steps")
+        with playing(door, Side):  # says the first contract
+            training.until(lambda: status(ingress).get("policy_versions"), "it acts")
+            with playing(door, Three):  # appears while the first one learns
+                training.until(lambda: training.result, "both have their steps")
     result = training.result
     assert result is not None
     assert result.finished

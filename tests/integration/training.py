@@ -7,8 +7,7 @@ import threading
 from collections.abc import Callable
 
 from brayx.cluster.cluster import Cluster
-from brayx.cluster.job import train_on
-from brayx.jobs.checks import check_job
+from brayx.cluster.job import layout_of, train_on
 from brayx.jobs.config import JobConfig
 from brayx.jobs.result import TrainResult
 from tests.integration.conftest import Ingress
@@ -44,8 +43,7 @@ class Training(threading.Thread):
 
     def run(self) -> None:
         try:
-            _, layout = check_job(self._job)
-            self.result = train_on(self._cluster, self._job, layout, self._uri)
+            self.result = train_on(self._cluster, self._job, layout_of(self._job), self._uri)
         except BaseException as error:
             self._error = error
 

@@ -353,5 +353,8 @@ def test_the_model_of_a_league_acts_in_the_replicas() -> None:
         check_placement(JobConfig.load(file, ["model.placement=remote"]))
     two = f"contract={json.dumps([SMALL, {**SMALL, 'behaviour': 'other'}])}"
     check_placement(game_job(two))
-    with pytest.raises(ConfigError, match=r"model\.placement is remote, and the models of several behaviours act in"):
-        check_placement(game_job(two, "model.placement=remote"))
+    for contracts in (two, "contract=null"):
+        with pytest.raises(
+            ConfigError, match=r"model\.placement is remote, and the models of several behaviours act in"
+        ):
+            check_placement(game_job(contracts, "model.placement=remote"))

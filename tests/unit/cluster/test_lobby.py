@@ -40,7 +40,8 @@ def test_the_job_answers_all_replicas_once_it_can_be_acted_for_a_behaviour(
     job: JobConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answers: dict[str, Any] = {}
-    lobby = RayLobby(job, str.encode, answers.__setitem__)
+    lobby = RayLobby(job, answers.__setitem__)
+    lobby.spec_of = str.encode
     lobby.expect(contract("agent"))
     for key, asked in (("1", contract("runner")), ("2", contract("runner")), ("3", contract("agent"))):
         lobby.meet(key, asked)

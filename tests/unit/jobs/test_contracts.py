@@ -84,7 +84,7 @@ def test_several_contracts_are_a_list_in_a_file_or_in_the_yaml(tmp_path: Path, m
 
 def test_a_job_without_its_contract_is_refused_where_no_game_can_say_it() -> None:
     assert job().needs_contract
-    with pytest.raises(ConfigError, match="contract is null, and only `brayx train` in one process"):
+    with pytest.raises(ConfigError, match="contract is null, and only `brayx train` learns"):
         check_job(job())
 
 

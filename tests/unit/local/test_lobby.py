@@ -279,7 +279,7 @@ def test_there_are_only_so_many_behaviours_and_refused_ones_do_not_count(
 
 
 def test_games_that_fail_and_send_no_contract_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("brayx.local.lobby._CONNECT_S", 0.0)
+    monkeypatch.setattr("brayx.jobs.waiting._CONNECT_S", 0.0)
     said: list[str] = []
     with lobby("actor.gamecores=[{command: \"sh -c 'echo no screen; exit 3'\"}]") as waiting:
         waiting.say = said.append
@@ -298,7 +298,7 @@ def test_a_bridge_that_cannot_listen_says_so_once(monkeypatch: pytest.MonkeyPatc
         waiting.say = said.append
         with waiting:
             until(lambda: waiting.games.failures > 1, "it has tried again")
-            monkeypatch.setattr("brayx.local.lobby._CONNECT_S", 0.0)
+            monkeypatch.setattr("brayx.jobs.waiting._CONNECT_S", 0.0)
             with pytest.raises(StartupError, match=f"port {port} is taken"):
                 waiting.wait()
     lines = [line for line in said if "is taken" in line]
