@@ -48,7 +48,7 @@ KINDS = {
     "ray::RolloutWorker": "workers",
     "ray::BufferActor": "buffer",
     "ray::Hub": "hub",
-    "ray::_WeightStore": "weights",
+    "ray::_WeightStore": "weight store",
     "raylet": "Ray",
     "gcs_server": "Ray",
     "ray::": "Ray",
@@ -303,24 +303,24 @@ def run(*words: str) -> dict[str, Any] | None:
 
 def stage_table(runs: Sequence[dict[str, Any]]) -> Table:
     """Microseconds of a transition, medians over rounds."""
-    table = Table(["stage", ">us a transition", ">transitions/s of one core"])
+    table = Table(["stage", ">us a transition"])
     names = ("environment", "forward", "packing", "push", "stream", "update")
     for name in names:
         cost = median([each[name] for each in runs])
-        table.add(name, None if cost is None else 1e6 * cost, None if not cost else 1 / cost)
+        table.add(name, None if cost is None else 1e6 * cost)
     return table
 
 
 def whole_table(rows: Sequence[tuple[int, int, list[dict[str, Any] | None]]]) -> Table:
     """One row a number of workers and nodes, medians over rounds."""
-    kinds = ("workers", "buffer", "learner", "Ray", "hub", "weights")
-    table = Table([">workers", ">nodes", ">env steps/s", *(f">{kind} us" for kind in kinds), ">lag", ">dropped %"])
+    kinds = ("workers", "buffer", "learner", "weight store", "Ray", "hub")
+    measured = (">env steps/s", *(f">{kind} us" for kind in kinds), ">lag", ">dropped %")
+    table = Table([">workers", ">nodes", ">environments each", *measured])
     for workers, nodes, runs in rows:
         flat = [None if each is None else {**each, **dict.fromkeys(kinds, 0.0), **each["cpu_us"]} for each in runs]
         columns = ("steps_per_s", *kinds, "lag", "dropped")
-        table.add(
-            workers, nodes, *(median([None if each is None else each[name] for each in flat]) for name in columns)
-        )
+        medians = (median([None if each is None else each[name] for each in flat]) for name in columns)
+        table.add(workers, nodes, NUM_ENVS // workers, *medians)
     return table
 
 
