@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -16,6 +17,7 @@ class Parser(argparse.ArgumentParser):
     """An `argparse.ArgumentParser` whose errors begin with ``brayx: ``.
 
     Accepts ``--max_grad_norm`` as ``--max-grad-norm``, because other systems publish their options with underscores.
+    Refuses abbreviations, and names the nearest option of a misspelt one.
 
     Attributes:
         explain: makes the error for words that the parser does not know; an empty one, or None: argparse's own.
@@ -23,15 +25,25 @@ class Parser(argparse.ArgumentParser):
 
     explain: Callable[[list[str]], str] | None = None
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.allow_abbrev = False
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse's. Replaces underscores in option names by hyphens, up to a lone ``--``."""
         words = list(sys.argv[1:] if args is None else args)
         end = words.index("--") if "--" in words else len(words)
         words[:end] = map(self._hyphenated, words[:end])
         known, unknown = super().parse_known_args(words, namespace)
-        if unknown and self.explain and (message := self.explain(unknown)):
+        if unknown and (message := (self.explain and self.explain(unknown)) or self._nearest(unknown)):
             self.error(message)
         return known, unknown
+
+    def _nearest(self, words: list[str]) -> str:
+        """The error that names the option nearest to the first unknown one; empty: none is near."""
+        option = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
+        near = difflib.get_close_matches(option, self._option_string_actions, n=1)
+        return f"unrecognized arguments: {' '.join(words)}; the nearest option is {near[0]}" if near else ""
 
     def _hyphenated(self, word: str) -> str:
         name, equals, value = word.partition("=")

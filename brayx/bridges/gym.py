@@ -48,6 +48,8 @@ def make_env(env_id: str, **kwargs: Any) -> Env:
     Raises:
         ConfigError: unknown id (the message names the nearest), or the environment cannot be made.
     """
+    if ":" in env_id and os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # so that module:id finds modules in the working directory
     try:
         return gymnasium.make(env_id, disable_env_checker=True, **kwargs)
     except (gymnasium.error.Error, ImportError, TypeError, ValueError) as error:
@@ -177,8 +179,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> int:
     """The command ``brayx gamecore gym``; exit codes as for `brayx.gamecore.games.run_command`."""
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # so that module:id finds modules in the working directory
     return playing.run_command(parser(), argv, run_games, "env_id", "at_once")
 
 

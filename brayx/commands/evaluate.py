@@ -12,6 +12,8 @@ from brayx.gamecore.auth import add_options
 from brayx.gamecore.doors import ON_HTTP_PORT
 
 HELP = "play games against a running service"
+_LINES = 10
+"""Number of lines of progress, about."""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -53,8 +55,11 @@ def run(arguments: argparse.Namespace) -> int:
         rated = served(arguments.url, uri)  # fails before the games if the service cannot be rated
         seen = {f"models:/{rated.name}/{rated.version}"}
 
+    every = max(1, arguments.games // _LINES)
+
     def on_game(number: int, game_return: float) -> None:
-        print(f"game {number} of {arguments.games}: {game_return:g}", file=sys.stderr, flush=True)
+        if number % every == 0:
+            print(f"game {number} of {arguments.games}: {game_return:g}", file=sys.stderr, flush=True)
         if arguments.rate:
             with contextlib.suppress(StartupError):  # of one of several requests
                 # Each game and each request may reach another replica, whose version may be older or newer.

@@ -183,7 +183,12 @@ def options(parser: Parser) -> None:
     parser.formatter_class = _Help
     parser.explain = _explain
     common = parser.add_argument
-    common("--env", required=True, help="Gymnasium id: classic control, Atari (with the extra `atari`), any other")
+    common(
+        "--env",
+        required=True,
+        help="Gymnasium id: classic control, Atari (with the extra `atari`), any "
+        "other; MODULE:ID if importing that module, found from this folder too, registers it",
+    )
     common(
         "--distributed", action=Switch,
         help="workers on a Ray cluster, which starts here unless --address names one; else in this process "
@@ -249,6 +254,10 @@ def run(arguments: argparse.Namespace) -> int:
     result, trial, (model, outcome) = train(chosen, stop)
     _write_course(chosen["course"], result)
     print(_line(_summary_of(result, began), trial.run_id), flush=True)
+    if result.reason == "stopped" and not (model or outcome):
+        outcome = (
+            "brayx: interrupted: no version is registered; the same command resumes" + " without --new" * chosen["new"]
+        )
     if outcome:
         say(outcome)
     if model:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from brayx.errors import ModelNotFound
 from brayx.jobs.contracts import BEHAVIOUR_TAG, CONTRACT_TAG, plain_name
 from brayx.metrics import BEST_METRIC, ERROR_OF_BEST, GAMES_OF_BEST, significant
-from brayx.metrics.charts import RETURN_CHART
+from brayx.metrics.charts import CHARTS, RETURN_CHART
+from brayx.metrics.totals import GAMES
 from brayx.tracking import Checkpoint, PoolEntry, Trial, aliased, find, register
 from brayx.tracking.mlflow_page import NOTE_TAG
 from brayx.tracking.tensorboard import log_onnx
@@ -88,7 +89,10 @@ def register_trial(trial: Trial, name: str, spec: ModelSpec | None) -> tuple[int
     """As `register_best`, of the trial's best checkpoint, without an ONNX file; no version if there is none."""
     best = trial.best_checkpoint(BEST_METRIC)
     if best is None:
-        return None, "no champion: too few games were finished"
+        games = trial.metrics().get(CHARTS[GAMES], 0)
+        if not games:
+            return None, "no champion: no game ended; give the environment a time limit (`max_episode_steps`)"
+        return None, f"no champion: too few games were finished ({games:,.0f}; `--set target_games=` asks for fewer)"
     return register_best(trial, best, name, None, spec)
 
 

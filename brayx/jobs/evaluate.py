@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import selectors
 import shlex
@@ -65,14 +66,24 @@ class Evaluation:
         """Mean return of the finished games."""
         return statistics.fmean(self.returns)
 
+    @property
+    def error(self) -> float:
+        """Standard error of the mean; NaN for a single game."""
+        games = len(self.returns)
+        return statistics.stdev(self.returns) / math.sqrt(games) if games > 1 else math.nan
+
     def __repr__(self) -> str:
         return str(self)
 
     def __str__(self) -> str:
-        spread = statistics.pstdev(self.returns)
+        """The mean with its 95 % interval, the spread of single games, and how many did not end."""
+        mean, spread = significant(self.mean), ""
+        if len(self.returns) > 1:
+            mean += f" ± {significant(1.96 * self.error, 2)}"
+            spread = f"standard deviation {significant(statistics.stdev(self.returns))}, "
         return (
-            f"{significant(self.mean)} ± {significant(spread)} over {games_text(len(self.returns))} "
-            f"(lowest {significant(min(self.returns))}, highest {significant(max(self.returns))})"
+            f"{mean} over {games_text(len(self.returns))} ({spread}"
+            f"lowest {significant(min(self.returns))}, highest {significant(max(self.returns))})"
             + (f"; {self.missing} more did not end and were given up" if self.missing else "")
         )
 

@@ -5,9 +5,6 @@ Knows nothing of how games are played.
 
 from __future__ import annotations
 
-import math
-import statistics
-
 from brayx.errors import ConfigError, StartupError
 from brayx.gamecore.status import read_status
 from brayx.gamecore.transports.base import Endpoint
@@ -69,5 +66,5 @@ def rate(name: str, version: int, env_id: str, result: Evaluation, uri: str) -> 
     games = str(len(result.returns))
     tags = {"rating": f"{result.mean:g}", "rating_games": games, "rating_env": env_id, "rating_error": ""}
     if len(result.returns) > 1:
-        tags["rating_error"] = f"{statistics.stdev(result.returns) / math.sqrt(len(result.returns)):.4g}"
+        tags["rating_error"] = f"{result.error:.4g}"
     tag(name, version, tags, uri)

@@ -192,6 +192,8 @@ def _spec(env: str) -> Any:
         more = ""
         if not atari and (name.startswith("ALE/") or "NoFrameskip-" in name):
             more = "; Atari games come with `pip install 'brayx[atari]'`"
+        if not module:
+            more += f"; write MODULE:{name} if a module of yours registers it"
         raise ConfigError(
             f"no environment {env!r}: the nearest known id is {_nearest(name)!r}{more}", env=env
         ) from error

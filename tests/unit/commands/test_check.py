@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,17 @@ def test_the_contract_of_an_environment_is_printed_with_what_is_built_for_it(
     contract, *built = capsys.readouterr().out.splitlines()
     assert Contract.parse(json.loads(contract)) == contract_of("CartPole-v1")
     assert built[1] == "actions: action: one of 2 choices from 0"
+
+
+def test_an_environment_is_found_in_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    register = 'gymnasium.register("Own-v0", "gymnasium.envs.classic_control:CartPoleEnv")'
+    (tmp_path / "own_games.py").write_text(f"import gymnasium\n\n{register}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    assert checked(env="own_games:Own-v0") == 0
+    assert "4 float32" in capsys.readouterr().out
 
 
 def test_options_of_the_network_are_checked_before_there_is_a_contract() -> None:

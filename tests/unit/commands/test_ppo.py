@@ -130,6 +130,8 @@ def test_a_malformed_setting_is_refused(text, capsys):
         ("--eval_episodes 3", "--eval_episodes is now --set evaluation_episodes=3"),
         ("--anneal", "--anneal is now --set learning_rate_schedule=linear --set clip_schedule=linear"),
         ("--epoch 4", "unrecognized arguments: --epoch 4"),
+        ("--lrr 1e-3 --seed 1", "unrecognized arguments: --lrr 1e-3; the nearest option is --lr"),
+        ("--timestep 9", "unrecognized arguments: --timestep 9; the nearest option is --timesteps"),
     ],
 )
 def test_a_former_option_is_refused_with_its_setting(words, message, capsys):
@@ -231,7 +233,8 @@ def test_an_unknown_environment_is_one_line_and_nothing_starts(run, distributed,
     store = str(tmp_path / "mlflow.db")
     done = run("--env", "CartPoll-v1", "--distributed", distributed, "--tracking", store)
     assert done.returncode == 2
-    assert done.stderr == "brayx: no environment 'CartPoll-v1': the nearest known id is 'CartPole-v1'\n"
+    nearest = "no environment 'CartPoll-v1': the nearest known id is 'CartPole-v1'"
+    assert done.stderr == f"brayx: {nearest}; write MODULE:CartPoll-v1 if a module of yours registers it\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -331,4 +334,5 @@ def test_ctrl_c_gives_up_a_long_evaluation_and_what_was_learned_is_kept(tracking
     assert process.returncode == 130, said
     result = json.loads(out.splitlines()[-1])
     assert "eval_return_mean" not in result
+    assert said.endswith("brayx: interrupted: no version is registered; the same command resumes\n")
     assert Trial.attach(tracking_db, result["trial"]).latest_checkpoint() is not None

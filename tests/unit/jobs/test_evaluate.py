@@ -119,8 +119,9 @@ def test_a_gamecore_that_writes_no_return_is_named() -> None:
 
 
 def test_the_summary_of_an_evaluation() -> None:
-    assert str(Evaluation([500.0, 400.0])) == "450 ± 50 over 2 games (lowest 400, highest 500)"
-    assert str(Evaluation([0.04])) == "0.04 ± 0 over 1 game (lowest 0.04, highest 0.04)"
+    two = "450 ± 98 over 2 games (standard deviation 70.71, lowest 400, highest 500)"  # 1.96 x 70.71 / sqrt(2)
+    assert str(Evaluation([500.0, 400.0])) == two
+    assert str(Evaluation([0.04])) == "0.04 over 1 game (lowest 0.04, highest 0.04)"
 
 
 def test_the_curve_is_a_picture_with_its_points() -> None:

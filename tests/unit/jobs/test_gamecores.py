@@ -240,7 +240,8 @@ def test_a_component_gives_flags_to_a_command() -> None:
     [
         (
             "game.comand=./game",
-            "actor.gamecores.0.command: brayx gamecore godot: unrecognized arguments: --comand=./game",
+            "actor.gamecores.0.command: brayx gamecore godot: unrecognized arguments: --comand=./game; "
+            "the nearest option is --command",
         ),
         ("game.command=./no-such-game", "actor.gamecores.0.command: there is no program './no-such-game'"),
     ],

@@ -15,7 +15,7 @@ from brayx.cluster.learner import CheckpointKeeper
 from brayx.commands import cli
 from brayx.engines.base import save_weights
 from brayx.errors import ModelNotFound
-from brayx.jobs.champion import behaviour_pool, best_of, champions, register_best
+from brayx.jobs.champion import behaviour_pool, best_of, champions, register_best, register_trial
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contracts import BEHAVIOUR_TAG, CONTRACT_TAG, plain_name
 from brayx.jobs.result import TrainResult, end_reason, promote
@@ -187,6 +187,21 @@ def test_a_version_is_tagged_with_what_it_is_rated_by(trained, tracking_db):
         "env_steps": "100",
         "project": "p",
     }
+
+
+@pytest.mark.parametrize(
+    ("games", "why"),
+    [
+        ({}, "no game ended; give the environment a time limit"),
+        ({"session/games": 7.0}, "too few games were finished (7;"),
+    ],
+)
+def test_a_training_without_a_champion_says_what_to_do(tracking_db, games, why):
+    trial = Trial.open("p", "t", tracking_db, resume=False)
+    trial.log_metrics(games, step=1)
+    version, outcome = register_trial(trial, "p", None)
+    assert version is None
+    assert outcome.startswith(f"no champion: {why}")
 
 
 def test_without_enough_games_the_summary_says_why_there_is_no_champion(trained, tracking_db):
