@@ -200,6 +200,8 @@ class _LocalTraining(JobTraining):
 
     def wait_for_weights(self) -> None:
         deadline, learning = time.monotonic() + READY_TIMEOUT_S, self.learning
+        if self._main is not None:  # meanwhile, so that games begin with it
+            self._main.build(self.progress.say, functools.partial(self._record_engine, self.config.model))
         while not all(trainee.learner.ready.wait(LOOK_S) for trainee in learning.trainees.values()):
             self.clerk.check()
             self.progress.update({}, note="waiting for the learner's first weights")
@@ -207,8 +209,6 @@ class _LocalTraining(JobTraining):
                 raise StartupError(f"no weights came within {READY_TIMEOUT_S:g} s; the learner {learning.state()}")
         if not learning.running:
             learning.result()
-        if self._main is not None:
-            self._main.build(self.progress.say, functools.partial(self._record_engine, self.config.model))
         if self._league is not None:
             self._league.build_engines(but=self._main)
         for name, champion in self._champions.items():
