@@ -37,7 +37,7 @@ class _Asked:
 
 
 class RayLobby:
-    """The job's side: a `brayx.jobs.behaviours.Lobby`.
+    """The job's side: a `brayx.jobs.behaviours.HeldStarts`.
 
     Args:
         job: the job with all its behaviours.
@@ -74,11 +74,11 @@ class RayLobby:
             self._arrived.append(contract)
 
     def expect(self, contract: Contract) -> None:
-        """See `Lobby.expect`."""
+        """See `HeldStarts.expect`."""
         self._asked.setdefault(contract.behaviour, _Asked(contract.id))
 
     def arrived(self) -> list[Contract]:
-        """See `Lobby.arrived`."""
+        """See `HeldStarts.arrived`."""
         arrived = []
         while (contract := self.next()) is not None:
             arrived.append(contract)
@@ -89,7 +89,7 @@ class RayLobby:
         return self._arrived.popleft() if self._arrived else None
 
     def admit(self, behaviour: str, refusal: str = "") -> None:
-        """See `Lobby.admit`."""
+        """See `HeldStarts.admit`."""
         asked = self._asked.pop(behaviour)
         error = BadBody(refusal, field="behaviour")
         if refusal:

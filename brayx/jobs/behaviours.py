@@ -36,7 +36,7 @@ _ANNOUNCED_S = 60.0
 """After so long, the games' behaviours are taken for all that there are."""
 
 
-class Lobby(Protocol):
+class HeldStarts(Protocol):
     """Holds the starts of behaviours that do not act yet."""
 
     @property
@@ -63,7 +63,7 @@ class Behaviours(Trainees[T]):
         say: prints a line above the display.
     """
 
-    def __init__(self, job: JobConfig, trainee: T, lobby: Lobby, say: Callable[[str], None]) -> None:
+    def __init__(self, job: JobConfig, trainee: T, lobby: HeldStarts, say: Callable[[str], None]) -> None:
         super().__init__(job, trainee)
         self._lobby, self._say = lobby, say
         name = parse_contract(job.contract).behaviour
