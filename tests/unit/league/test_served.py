@@ -70,10 +70,27 @@ def pool(tmp_path: Path, tracking_db: str) -> Pool:
     return pool
 
 
-@pytest.fixture
-def serving(pool: Pool, job: JobConfig) -> Iterator[Serving]:
+@pytest.fixture(scope="module")
+def unchanged(folder: Path, new_tracking_db: Callable[[Path], str]) -> Pool:
+    """A pool with books, for tests that do not change it."""
+    pool = Pool(folder, new_tracking_db(folder))
+    pool.fill()
     pool.books()
-    with Serving(job, pool.uri) as serving:
+    return pool
+
+
+@pytest.fixture(scope="module")
+def serving(unchanged: Pool, folder: Path) -> Iterator[Serving]:
+    with Serving(load(folder, league=True), unchanged.uri) as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def with_levels(unchanged: Pool, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """The same with calibrated levels."""
+    folder = tmp_path_factory.mktemp("levels")
+    (folder / "levels.yaml").write_text(LEVELS)
+    with Serving(load(folder, league=True), unchanged.uri) as serving:
         yield serving
 
 
@@ -195,9 +212,10 @@ def test_only_positive_integers_are_versions(bad: Any) -> None:
         parse_request({"version": bad})
 
 
-def test_weights_of_another_model_refuse_the_start(serving: Serving, pool: Pool) -> None:
+def test_weights_of_another_model_refuse_the_start(pool: Pool, job: JobConfig) -> None:
+    pool.books()
     pool.add(7, "main", {"other": np.zeros(3, np.float32)})
-    with Client(serving.url) as client, pytest.raises(BadWeights):
+    with Serving(job, pool.uri) as serving, Client(serving.url) as client, pytest.raises(BadWeights):
         client.start(b'{"opponent": {"version": 7}}')
 
 
@@ -252,11 +270,9 @@ HEADERS: list[tuple[dict[str, Any], int]] = [
 
 
 @pytest.mark.parametrize("door", ["http", "ws", "grpc"])
-def test_a_start_may_ask_in_a_header_and_then_its_body_is_the_games_own(
-    levels: Path, serving: Serving, door: str
-) -> None:
+def test_a_start_may_ask_in_a_header_and_then_its_body_is_the_games_own(with_levels: Serving, door: str) -> None:
     for header, version in HEADERS:
-        with Client(serving.urls[door]) as client:
+        with Client(with_levels.urls[door]) as client:
             reply = json.loads(client.start(b'"not an object"', opponent=header))
             assert reply["opponent"]["version"] == version
             assert ticked(client) == [version, version]
@@ -269,7 +285,7 @@ def test_a_start_may_ask_in_a_header_and_then_its_body_is_the_games_own(
         ({"level": "x" * 300}, HeaderTooLarge, "at most 256"),
     ]
     for header, error, message in refused:
-        with Client(serving.urls[door]) as client, pytest.raises(error, match=message):
+        with Client(with_levels.urls[door]) as client, pytest.raises(error, match=message):
             client.start(opponent=header)
 
 
@@ -296,17 +312,17 @@ def levels(folder: Path) -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("door", ["http", "tcp"])
-def test_a_level_plays_as_it_was_calibrated(levels: Path, serving: Serving, door: str) -> None:
-    with Client(serving.urls[door]) as client:
+def test_a_level_plays_as_it_was_calibrated(with_levels: Serving, door: str) -> None:
+    with Client(with_levels.urls[door]) as client:
         reply = json.loads(client.start(b'{"opponent": {"level": "easy"}}'))
         assert reply == {"opponent": {"player": "main", "version": 1, "points": 700.0, "level": "easy"}}
         ticks = [json.loads(client.tick(json.dumps({"seen": i}))) for i in range(5)]
     assert all(tick[:4] == [1.0, 1, "train", 0.5] for tick in ticks), "version 1, exploring, at temperature 4"
     assert [tick[4] for tick in ticks] == [0, 0, 0, 1, 2], "two ticks late"
-    with Client(serving.urls[door]) as client:
+    with Client(with_levels.urls[door]) as client:
         client.start(b'{"opponent": {"level": "hard"}}')
         assert json.loads(client.tick(b'{"seen": 7}')) == [4.0, 4, "train", 2.0, 7]
-    with Client(serving.urls[door]) as client, pytest.raises(LeagueError, match="nearest is 'hard'"):
+    with Client(with_levels.urls[door]) as client, pytest.raises(LeagueError, match="nearest is 'hard'"):
         client.start(b'{"opponent": {"level": "hart"}}')
 
 
@@ -432,15 +448,15 @@ async def test_a_session_that_moves_keeps_its_opponent_and_how_late_it_sees(
     await model.close()
 
 
-def test_with_levels_a_rating_is_mixed_of_what_was_calibrated(levels: Path, serving: Serving) -> None:
+def test_with_levels_a_rating_is_mixed_of_what_was_calibrated(with_levels: Serving) -> None:
     cases: list[tuple[float, dict[str, Any]]] = [
         (1250.0, {"player": "exploiter", "version": 3, "points": 1250.0}),
         (100.0, {"player": "main", "version": 1, "points": 700.0, "level": "easy", "limit": "weakest"}),
         (1480.0, {"player": "main", "version": 4, "points": 1480.0, "level": "hard"}),
     ]
     for rating, expected in cases:
-        assert start(serving, {"rating": rating})[0] == {"opponent": expected}
-    points = {start(serving, {"rating": 975.0}, "tcp", f"g{i}")[0]["opponent"]["points"] for i in range(20)}
+        assert start(with_levels, {"rating": rating})[0] == {"opponent": expected}
+    points = {start(with_levels, {"rating": 975.0}, "tcp", f"g{i}")[0]["opponent"]["points"] for i in range(20)}
     assert points == {700.0, 1250.0}
 
 
