@@ -16,7 +16,7 @@ TORCH_INDEX ?= $(shell [ ! -e /dev/nvidia0 ] && "$(PYTHON)" -c '$(ANSWERS)' 2>/d
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-WORKERS := $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
+WORKERS := $(shell cores=$$(nproc); echo $$((cores < 6 ? cores + 2 : 8)))
 export RAY_USAGE_STATS_ENABLED := 0
 export MLFLOW_DISABLE_TELEMETRY := true
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -57,7 +57,7 @@ lint: setup ## formatting, lint, types and the direction of imports
 	[ -d .mypy_cache ] || $(BIN)/pytest --collect-only -qq tests > /dev/null 2>&1 & \
 	$(BIN)/mypy && wait && $(BIN)/lint-imports
 
-# There is one worker more than cores, since many tests start processes and wait for them. A worker takes a file at a
+# There are two workers more than cores, since many tests start processes and wait for them. A worker takes a file at a
 # time, and one takes all of tests/integration (tests/conftest.py): so these come first, and the unit tests last.
 PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import logging
 import os
 import secrets
@@ -55,6 +56,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # A loaded machine is no fault of a property.
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
+
+gc.disable()  # until all is imported: full collections are a sixth of that
 
 _leftovers: list[str] = []
 
@@ -165,6 +168,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device here"))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # modules are never garbage
+    gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

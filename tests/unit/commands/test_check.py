@@ -1,4 +1,4 @@
-"""``brayx check`` of a job that needs a contract: what it refuses before there is one, and what is built for one."""
+"""``brayx check``: the job with its defaults, what it refuses, and what is built for a contract."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from brayx.commands import check
 from brayx.errors import ConfigError
 from brayx.gamecore.contract import Contract
 from brayx.jobs.shipped import TEMPLATES
+from tests.unit.conftest import Run
 
-GAME = TEMPLATES / "game.yaml"
+CARTPOLE, GAME = TEMPLATES / "cartpole.yaml", TEMPLATES / "game.yaml"
 CONTRACT = {
     "contract": 1,
     "observations": {"speed": {"shape": [2]}},
@@ -63,3 +64,21 @@ def test_an_environment_is_found_in_the_working_directory(
 def test_options_of_the_network_are_checked_before_there_is_a_contract() -> None:
     with pytest.raises(ConfigError, match=r"network\.hiden: unknown key; nearest is 'hidden'"):
         checked("network.hiden=[7]")
+
+
+def test_check_prints_the_job_with_its_defaults(command: Run) -> None:
+    shown = command("check", str(CARTPOLE), "--set", "trainer.learning_rate=2e-3")
+    assert shown.returncode == 0, shown.stderr
+    assert "learning_rate: 0.002" in shown.stdout
+    assert "max_failures: 3" in shown.stdout
+
+
+def test_check_ends_with_ok_and_names_missing_programs_and_files(command: Run) -> None:
+    assert command("check", str(CARTPOLE)).stderr == f"{CARTPOLE}: ok\n"
+    for words, missing in (
+        ("pythn game.py", "there is no program 'pythn'"),
+        ("python no_such_game.py {ws_url}", "there is no file 'no_such_game.py'"),
+    ):
+        result = command("check", str(CARTPOLE), "--set", f"actor.gamecores.0.command={words}")
+        assert result.returncode == 2
+        assert f"actor.gamecores.0.command: {missing}" in result.stderr

@@ -15,8 +15,11 @@ import pytest
 
 from brayx.command_line import Switch
 from brayx.commands import cli, gamecore
+from brayx.jobs.shipped import TEMPLATES
+from tests.unit.conftest import Run
 
 ROOT = Path(__file__).parents[3]
+CARTPOLE = TEMPLATES / "cartpole.yaml"
 
 DROPPED = """
 import os, signal, sys, time
@@ -133,6 +136,23 @@ def test_wrong_arguments_are_reported_like_any_error_after_the_usage(
     assert ended.value.code == 2
     assert first.startswith(f"usage: {command} [-h]")
     assert last.startswith("brayx: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("check", str(CARTPOLE), "--set", "trainer.learning_rat=1"), "trainer.learning_rat: unknown key; nearest is"),
+        (("check", "no-such.yaml"), "no-such.yaml: cannot be read"),
+        (("train", str(CARTPOLE), "--set", "trainer.epochs=x"), "trainer.epochs: unknown key"),
+        (("train", str(CARTPOLE), "--tracking", "/dev/null/x"), "is not writable"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2(command: Run, words: tuple[str, ...], said: str) -> None:
+    result = command(*words)
+    assert result.returncode == 2
+    *before, last = result.stderr.strip().splitlines()
+    assert said in last
+    assert len(before) == (words[0] == "train"), f"beside what it is at: {result.stderr}"
 
 
 @pytest.mark.parametrize("kind", ["gym", "pettingzoo"])
