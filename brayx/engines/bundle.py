@@ -12,13 +12,14 @@ a model comes from.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import re
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,18 @@ import optree
 import torch
 
 from brayx.engines.base import LeafSpec, ModelSpec, StateSpec, Tolerance
-from brayx.engines.export import STEPS, LeafError, Run, carried, compare, noisy_leaves, peak, worst_of
+from brayx.engines.export import (
+    STEPS,
+    LeafError,
+    OnnxGraph,
+    Run,
+    carried,
+    compare,
+    noisy_leaves,
+    peak,
+    to_onnx,
+    worst_of,
+)
 from brayx.engines.torch import TorchEngine
 from brayx.errors import ConfigError, ModelError, first_line
 from brayx.temporary import temporary_folder
@@ -164,11 +176,12 @@ def _make(
     reports: dict[str, Any] = {}
     failed: dict[str, ModelError] = {}
     names: tuple[Sequence[str], Sequence[str]] = ([], [])
+    export = functools.cache(lambda: to_onnx(module, example_args, weights_as_inputs=False))
     for runtime in runtimes:
         path = folder / _FILES[runtime]
         largest = max(_PLANNED, *batch_sizes)
         try:
-            tolerance, names, run = _write(runtime, path, module, example_args, samples.half(0), largest)
+            tolerance, names, run = _write(runtime, path, module, example_args, samples.half(0), largest, export)
             tolerance = tolerances.get(runtime, tolerance)
             errors = {size: _errors(run, spec.state, steps, wanted, size, tolerance) for size in batch_sizes}
             timed[runtime] = _latencies(run, inputs, batch_sizes)
@@ -231,6 +244,7 @@ def _write(
     example_args: tuple[NestedArray, ...],
     calibrate: Sequence[np.ndarray],
     largest: int,
+    export: Callable[[], OnnxGraph],
 ) -> tuple[Tolerance, tuple[Sequence[str], Sequence[str]], Run]:
     """Writes a runtime's file; returns its tolerance, the graph's input and output names, and how to run it."""
     # No verification here: a file that misses the tolerance still belongs in the report.
@@ -244,7 +258,7 @@ def _write(
     from brayx.engines.frozen import FrozenOnnxEngine, Int8Engine, OnnxSession
 
     kind = Int8Engine if runtime == "int8" else FrozenOnnxEngine
-    engine: FrozenOnnxEngine = kind(module, example_args, samples=calibrate, verify_outputs=False)
+    engine: FrozenOnnxEngine = kind(module, example_args, samples=calibrate, verify_outputs=False, graph=export())
     path.write_bytes(engine.proto)
     session = OnnxSession(path, engine.inputs, engine.outputs)
     return engine.tolerance, (engine.inputs, engine.outputs), session.run

@@ -18,7 +18,7 @@ import torch
 from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
 from brayx.engines.base import Engine, Tolerance, check_weights, layout_of
-from brayx.engines.export import noisy_leaves, to_onnx, verify
+from brayx.engines.export import OnnxGraph, noisy_leaves, to_onnx, verify
 from brayx.engines.onnx import open_session
 from brayx.engines.torch import module_weights
 from brayx.errors import ModelError, WeightsFrozen, first_line
@@ -71,6 +71,7 @@ class FrozenOnnxEngine(Engine):
         threads: threads per run.
         samples: representative input leaves ``[N, ...]``; if absent, the example's rows with noise.
         verify_outputs: compare with torch before serving.
+        graph: the module's graph with weights inside, if it was exported before, which takes seconds.
 
     Raises:
         ModelError: the module cannot be exported.
@@ -87,8 +88,9 @@ class FrozenOnnxEngine(Engine):
         threads: int = 1,
         samples: Sequence[np.ndarray] | None = None,
         verify_outputs: bool = True,
+        graph: OnnxGraph | None = None,
     ) -> None:
-        graph = to_onnx(module, example_args, weights_as_inputs=False)
+        graph = graph or to_onnx(module, example_args, weights_as_inputs=False)
         self.spec = graph.spec
         self.inputs, self.outputs = graph.inputs, graph.outputs
         self.initial = module_weights(module)
