@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,9 +25,22 @@ def part(*samples: tuple[str, float], label: str = "") -> Drained:
     return recorder.drain()
 
 
+@pytest.fixture
+def trial(tracking_db: str) -> Trial:
+    return Trial.open("project", "trial", tracking_db)
+
+
+@contextlib.contextmanager
+def refusing(trial: Trial) -> Iterator[None]:
+    """A context in which MLflow refuses what is written to the trial, since it is deleted."""
+    client = MlflowClient(trial.uri)
+    client.delete_run(trial.run_id)
+    yield
+    client.restore_run(trial.run_id)
+
+
 class TestHub:
-    def test_writer_writes_to_mlflow_at_env_steps(self, tracking_db: str) -> None:
-        trial = Trial.open("project", "trial", tracking_db)
+    def test_writer_writes_to_mlflow_at_env_steps(self, trial: Trial) -> None:
         hub = Hub(trial, interval_s=0.02)
         hub.push(part(("env_steps", 128), ("episode_return", 9.0)))
         until(lambda: trial.history("return/mean") == [(128, 9.0)])
@@ -34,16 +49,14 @@ class TestHub:
         assert trial.history("return/mean") == [(128, 9.0), (256, 11.0)]
         assert trial.metrics()["return/last_100_games"] == last["episode_return.last100"] == 10.0
 
-    def test_the_next_hub_of_the_trial_continues(self, tracking_db: str) -> None:
-        trial = Trial.open("project", "trial", tracking_db)
+    def test_the_next_hub_of_the_trial_continues(self, trial: Trial) -> None:
         for expected in (10, 20):
             hub = Hub(trial)
             hub.push(part(("env_steps", 10), ("loss", 1.0)))
             assert hub.close()["env_steps"] == expected
         assert trial.history("replay/env_steps") == [(10, 10.0), (20, 20.0)]
 
-    def test_own_sums_and_seconds_continue_and_histograms_are_an_artifact(self, tracking_db: str) -> None:
-        trial = Trial.open("project", "trial", tracking_db)
+    def test_own_sums_and_seconds_continue_and_histograms_are_an_artifact(self, trial: Trial) -> None:
         for round_ in (1, 2):
             hub = Hub(trial, interval_s=60, x_axis="updates")
             recorder = Recorder()
@@ -55,53 +68,43 @@ class TestHub:
             assert (last["gold.hero:3.side:left"], last["updates"]) == (5 * round_, round_)
             assert last["seconds"] >= trial.metrics()["learner/seconds"] > 0
         assert trial.history("game/gold.hero:3.side:left") == [(1, 5.0), (2, 10.0)]
-        client = MlflowClient(tracking_db)
+        client = MlflowClient(trial.uri)
         bars = json.loads(Path(client.download_artifacts(trial.run_id, "histograms.json")).read_text())
         assert bars["hp"]["counts"] == [1.0], "only this hub's samples"
 
-    def test_a_failed_write_is_counted_and_survived(self, tracking_db: str, caplog: pytest.LogCaptureFixture) -> None:
-        trial = Trial.open("project", "trial", tracking_db)
+    def test_a_failed_write_is_counted_and_survived(self, trial: Trial, caplog: pytest.LogCaptureFixture) -> None:
         hub = Hub(trial, interval_s=60)
-
-        client = MlflowClient(tracking_db)
-        client.delete_run(trial.run_id)  # writing to a deleted run is refused
-        for loss in (1.0, 2.0):
-            hub.push(part(("env_steps", 10), ("loss", loss)))
-            hub.flush()
-        assert hub.snapshot()["hub_write_failures"] == 2
-        assert len([r for r in caplog.records if "not written" in r.message]) == 1
-        client.restore_run(trial.run_id)
+        with refusing(trial):
+            for loss in (1.0, 2.0):
+                hub.push(part(("env_steps", 10), ("loss", loss)))
+                hub.flush()
+            assert hub.snapshot()["hub_write_failures"] == 2
+            assert len([r for r in caplog.records if "not written" in r.message]) == 1
         hub.push(part(("env_steps", 10), ("loss", 3.0)))
         assert hub.close()["env_steps"] == 30
         assert trial.history("replay/env_steps") == [(10, 10.0), (20, 20.0), (30, 30.0)]
         assert trial.history("learner/loss") == [(10, 1.0), (20, 2.0), (30, 3.0)]
 
     def test_a_failed_write_is_repeated_also_if_no_metrics_come(
-        self, tracking_db: str, monkeypatch: pytest.MonkeyPatch
+        self, trial: Trial, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("brayx.tracking.hub._RETRY_S", 0.05)
-        trial = Trial.open("project", "trial", tracking_db)
         hub = Hub(trial, interval_s=0.02)
-        client = MlflowClient(tracking_db)
-        client.delete_run(trial.run_id)
-        hub.push(part(("env_steps", 10)))
-        until(lambda: hub.snapshot()["hub_write_failures"] >= 1)
-        client.restore_run(trial.run_id)
+        with refusing(trial):
+            hub.push(part(("env_steps", 10)))
+            until(lambda: hub.snapshot()["hub_write_failures"] >= 1)
         until(lambda: trial.history("replay/env_steps") == [(10, 10.0)])
         hub.close()
 
     def test_of_many_failed_writes_the_oldest_are_dropped_and_counted(
-        self, tracking_db: str, monkeypatch: pytest.MonkeyPatch
+        self, trial: Trial, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("brayx.tracking.hub._UNWRITTEN", 2)
-        trial = Trial.open("project", "trial", tracking_db)
         hub = Hub(trial, interval_s=60)
-        client = MlflowClient(tracking_db)
-        client.delete_run(trial.run_id)
-        for _ in range(3):
-            hub.push(part(("env_steps", 10)))
-            hub.flush()
-        client.restore_run(trial.run_id)
+        with refusing(trial):
+            for _ in range(3):
+                hub.push(part(("env_steps", 10)))
+                hub.flush()
         assert hub.snapshot()["hub_intervals_lost"] == 1
         hub.flush()
         assert hub.close()["env_steps"] == 30

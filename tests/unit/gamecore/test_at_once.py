@@ -140,7 +140,7 @@ def test_no_reply_in_time_gives_the_connection_up(app: EchoApp) -> None:
         serving_tcp(silent) as address,
         pytest.raises(DeadlineExceeded, match=r"no reply to tick of session \w+ within"),
     ):
-        gym.run_games("CartPole-v1", f"tcp://{address}", games=1, at_once=2, timeout_s=0.2, give_up_after_s=0.0)
+        gym.run_games("CartPole-v1", f"tcp://{address}", games=1, at_once=2, timeout_s=2.0, give_up_after_s=0.0)
 
 
 def test_a_refused_connection_raises_its_error(app: EchoApp) -> None:

@@ -381,7 +381,7 @@ def test_a_bare_websocket_is_open_once_its_session_runs() -> None:
     table = Gated()
     with serving(DoorApp(table)) as address:
         with pytest.raises(TimeoutError):
-            connect(f"ws://{address}/session?session=early", open_timeout=0.5)
+            connect(f"ws://{address}/session?session=early", open_timeout=2.0)
         table.allowed = True
         until(lambda: table.ends == [("early", "disconnect")])
         with connect(f"ws://{address}/session?session=early") as connection:
