@@ -57,7 +57,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("untimed", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("untimed")
 
-gc.disable()  # until all is imported: full collections are a sixth of that
+gc.disable()  # until all is imported: collections are up to half of the CPU time of that
 
 _leftovers: list[str] = []
 
