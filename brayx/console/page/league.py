@@ -11,7 +11,7 @@ from brayx.console.league import LeagueDocument, LevelDocument, StandingDocument
 from brayx.console.page.caller import Connect
 from brayx.console.page.charts import HeatMap, Lines
 from brayx.console.page.frame import MUTED, RESPONSE_S, Panel, empty, frame, heading, number
-from brayx.console.page.listing import Cell, Listing, counted
+from brayx.console.page.listing import Listing, TableCell, counted
 from brayx.console.page.words import tr
 
 _MAX_MEMBERS = 24
@@ -32,7 +32,7 @@ def member_columns() -> dict[str, Callable[[StandingDocument], Any]]:
     return {
         "Member": lambda row: f"{row.member} ★" if row.champion else row.member,
         "Points": lambda row: round(row.points),
-        "95 % interval": lambda row: Cell(tr("{low} to {high}", **points_of(row)), row.low),
+        "95 % interval": lambda row: TableCell(tr("{low} to {high}", **points_of(row)), row.low),
         "Games": lambda row: counted(row.games),
     }
 

@@ -58,21 +58,21 @@ _SORT = """(a, b, {by: {NAME: x}}, {by: {NAME: y}}) => x === y ? 0 : x === null 
 """The order of two rows by a column."""
 
 
-class Cell(NamedTuple):
+class TableCell(NamedTuple):
     """A text that stands for a number, by which it is sorted. None: it has none."""
 
     text: str
     by: float | None
 
 
-def counted(value: float | None) -> Cell:
+def counted(value: float | None) -> TableCell:
     """A number as a cell."""
-    return Cell(number(value), value)
+    return TableCell(number(value), value)
 
 
-def returned(mean: float | None, error: float | None) -> Cell:
+def returned(mean: float | None, error: float | None) -> TableCell:
     """A mean and its 95 % interval as a cell."""
-    return Cell(plus_minus(mean, error), mean)
+    return TableCell(plus_minus(mean, error), mean)
 
 
 def shortened(text: str, most: int = _MAX_CELL) -> str:
@@ -86,7 +86,7 @@ class Listing(ui.table, Generic[T]):
 
     Args:
         key: field of a document that identifies it.
-        columns: what a column shows of a document, by heading: a text, a number or a `Cell`; a dash for nothing.
+        columns: what a column shows of a document, by heading: a text, a number or a `TableCell`; a dash for nothing.
         lead: heading of the column that comes first on a phone's card, beside the first column.
         link: the address of a document's page.
         actions: buttons of a document by name: the address that each leads to; empty: `on_action` is called.
@@ -129,8 +129,8 @@ class Listing(ui.table, Generic[T]):
         rows = []
         for document in documents:
             values = {name: cell(document) for name, cell in self._cells.items()}
-            full = {name: value.text if isinstance(value, Cell) else value for name, value in values.items()}
-            by = {name: value.by if isinstance(value, Cell) else value for name, value in values.items()}
+            full = {name: value.text if isinstance(value, TableCell) else value for name, value in values.items()}
+            by = {name: value.by if isinstance(value, TableCell) else value for name, value in values.items()}
             by |= {name: None for name, value in full.items() if value == "-"}
             cells = {name: shortened(value) if isinstance(value, str) else value for name, value in full.items()}
             href = self._link(document) if self._link else None

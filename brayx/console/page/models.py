@@ -25,8 +25,8 @@ from brayx.console.page.frame import (
     milliseconds,
     result_text,
 )
-from brayx.console.page.listing import Cell, Listing, counted, returned
-from brayx.console.page.promotion import Judged, Promotion, compared, judged, told
+from brayx.console.page.listing import Listing, TableCell, counted, returned
+from brayx.console.page.promotion import AliasMoves, Judged, compared, judged, told
 from brayx.console.page.words import tr
 from brayx.console.play import OpponentListDocument
 from brayx.console.recordings import RecordingsDocument
@@ -113,7 +113,7 @@ class _Model:
             "key",
             {
                 "Version": _version,
-                "Result": lambda row: Cell(row.shown, row.value),
+                "Result": lambda row: TableCell(row.shown, row.value),
                 "Games": lambda row: counted(row.games),
                 "Env steps": lambda row: counted(row.version.step),
                 "Registered": lambda row: clock(row.version.created_s),
@@ -128,7 +128,7 @@ class _Model:
 
     def show(self, model: ModelDocument, seen: _Seen) -> None:
         """Shows the model's versions."""
-        self._seen, self._promotion = seen, Promotion(self._caller, model, seen.job, seen.standings)
+        self._seen, self._promotion = seen, AliasMoves(self._caller, model, seen.job, seen.standings)
         self._back.set_visibility(model.before is not None)
         self._back.set_text(tr("Roll back to {version}", version=model.before or ""))
         shown = [version for place, version in enumerate(model.versions) if place < _SHOWN or version.aliases]
@@ -180,7 +180,7 @@ class _Canary:
         if has_moved:
             self._slider.set_value(canary.share)
         model = model or ModelDocument(name=canary.name, aliases={}, versions=[])
-        self._promotion = Promotion(self._caller, model, seen.job, seen.standings)
+        self._promotion = AliasMoves(self._caller, model, seen.job, seen.standings)
         champion, self._version = (model.aliases.get(alias) for alias in ("champion", canary.alias))
         self._is_champion = self._version is not None and self._version == champion
         self._promote_button.set_enabled(self._version is not None and not self._is_champion)
@@ -234,8 +234,8 @@ def arm_listing(link: str = "") -> Listing[ArmDocument]:
             "Version": _arm,
             "Return": lambda arm: "-" if arm.result is None else returned(arm.result.mean, arm.result.error),
             "Games": lambda arm: "-" if arm.result is None else counted(arm.result.games),
-            "Answer, p50": lambda arm: Cell(milliseconds(arm.p50_s), arm.p50_s),
-            "Answer, p99": lambda arm: Cell(milliseconds(arm.p99_s), arm.p99_s),
+            "Answer, p50": lambda arm: TableCell(milliseconds(arm.p50_s), arm.p50_s),
+            "Answer, p99": lambda arm: TableCell(milliseconds(arm.p99_s), arm.p99_s),
             "Sessions": lambda arm: counted(arm.sessions),
             "Ticks": lambda arm: counted(arm.ticks),
             "Errors": lambda arm: counted(arm.errors + arm.refusals),
@@ -245,13 +245,13 @@ def arm_listing(link: str = "") -> Listing[ArmDocument]:
     )
 
 
-def _version(row: Judged) -> Cell:
-    return Cell(" ".join([str(row.key), *(f"★ {alias}" for alias in row.version.aliases)]), row.key)
+def _version(row: Judged) -> TableCell:
+    return TableCell(" ".join([str(row.key), *(f"★ {alias}" for alias in row.version.aliases)]), row.key)
 
 
-def _served(row: Judged) -> Cell:
+def _served(row: Judged) -> TableCell:
     result = served_result(row.version.tags)
-    return Cell(result_text(result, named=False), None if result is None else result.mean)
+    return TableCell(result_text(result, named=False), None if result is None else result.mean)
 
 
 def _arm(arm: ArmDocument) -> str:

@@ -56,7 +56,7 @@ def told(row: Judged) -> str:
     return tr("Version {version}: {result}.", version=row.key, result=with_games(row.shown, row.games))
 
 
-class Promotion:
+class AliasMoves:
     """Moves of a registered model's aliases, each asked for with its numbers.
 
     Args:

@@ -24,7 +24,7 @@ from brayx.console.page.frame import (
     sentence,
     since,
 )
-from brayx.console.page.listing import Cell, Listing, counted
+from brayx.console.page.listing import Listing, TableCell, counted
 from brayx.console.page.recordings import end_in_words
 from brayx.console.page.tick import TickView
 from brayx.console.page.words import tr
@@ -58,7 +58,7 @@ def _sessions(first: list[SessionDocument]) -> Callable[[list[SessionDocument]],
         {
             "Session": lambda row: row.session,
             "Ticks": lambda row: row.ticks,
-            "Idle": lambda row: Cell(since(row.idle_s), row.idle_s),
+            "Idle": lambda row: TableCell(since(row.idle_s), row.idle_s),
             "Player or version": lambda row: row.player or ", ".join(row.arms) or "-",
             "Return": lambda row: counted(row.result),
         },

@@ -22,7 +22,7 @@ from brayx.console.page.frame import (
     number,
     since,
 )
-from brayx.console.page.listing import Cell, Listing, counted, returned
+from brayx.console.page.listing import Listing, TableCell, counted, returned
 from brayx.console.page.stopping import StopButton
 from brayx.console.page.words import tr
 from brayx.console.trials import CurvesDocument, TrialDocument
@@ -76,17 +76,17 @@ def trial_columns() -> dict[str, Callable[[TrialDocument], Any]]:
         "Project": lambda trial: trial.project,
         "Status": lambda trial: tr(trial.status),
         "Began": lambda trial: clock(trial.began_s),
-        "Duration": lambda trial: "-" if (spent := _spent_s(trial)) is None else Cell(since(spent), spent),
+        "Duration": lambda trial: "-" if (spent := _spent_s(trial)) is None else TableCell(since(spent), spent),
         "Env steps": lambda trial: counted(trial.env_steps),
         "Return": result_of,
         "Champion": lambda trial: trial.champion or "-",
     }
 
 
-def result_of(trial: TrialDocument) -> Cell:
+def result_of(trial: TrialDocument) -> TableCell:
     """Its return, or in a league, where players play each other, its points."""
     if trial.points is not None:
-        return Cell(tr("{points} points", points=f"{trial.points:.0f}"), trial.points)
+        return TableCell(tr("{points} points", points=f"{trial.points:.0f}"), trial.points)
     return returned(trial.mean_return, trial.error)
 
 
