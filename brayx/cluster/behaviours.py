@@ -61,7 +61,7 @@ class RayBehaviours(Behaviours[RayTrainee]):
         trial = Trial.open(job.project, plain_name(name), parent.uri, parent=parent)
         try:
             with_resumed_contract(job, f"{parent.name}/{name}", contract_of_trial(trial))
-            trial.log_params({"behaviour": name, **job.as_dict()})
+            trial.log_options(job.options(behaviour=name))
             record_contract(trial, contract.as_dict())
             trainee = RayTrainee(job, layout, trial)
         except BaseException:

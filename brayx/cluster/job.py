@@ -230,7 +230,7 @@ class _RayTraining(JobTraining):
 
     def make_parts(self) -> None:
         job, trial, say = self.job, self.clerk.trial(), self.progress.say
-        trial.log_params(job.as_dict())
+        trial.log_options(job.options())
         tell_where(trial)
         learned = max((checkpoint.step for checkpoint in trial.checkpoints()), default=0)
         self._parts: RayTrainee | RayLeagueTraining | RayBehaviours

@@ -90,7 +90,7 @@ class RayLeagueTraining:
         """See `LeagueHost.trainee`."""
         learner_job = job_of(self._job, self._name, player)
         trial = Trial.open(self._job.project, player, self.trial.uri, resume=True, parent=self.trial)
-        trial.log_params({"player": player, **learner_job.as_dict()})
+        trial.log_options(learner_job.options(player=player))
         made = RayTrainee(learner_job, self._layout, trial, store=self._stores[player], part_of=self.names["hub"])
         self._made.append(made)
         return made

@@ -304,13 +304,15 @@ def train(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrainR
 def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrainResult, Trial, Registered]:
     """Trains in this process."""
     from brayx.tracking.clerk import Clerk
+    from brayx.tracking.options import Options
     from brayx.tracking.store import tracking_uri
 
     algorithm, training = configs(chosen)
     project, name = _names(chosen, training.seed)
-    params = {**chosen, **algorithm.model_dump(mode="json"), **training.model_dump(mode="json")}
+    whole = {**chosen, **algorithm.model_dump(mode="json"), **training.model_dump(mode="json")}
+    options = Options(whole, whole)
     with temporary_files():  # the clerk's, where this is killed
-        clerk = Clerk(project, name, tracking_uri(chosen["tracking"]), params, resume=not chosen["new"])
+        clerk = Clerk(project, name, tracking_uri(chosen["tracking"]), options, resume=not chosen["new"])
         try:
             try:
                 from brayx.local.train import train_local  # meanwhile the clerk's process imports MLflow

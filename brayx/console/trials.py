@@ -15,6 +15,7 @@ from brayx.console.source import Source
 from brayx.errors import ConfigError, JobNotRunning
 from brayx.metrics.charts import CHARTS
 from brayx.tracking.mlflow_page import MLFLOW_UI
+from brayx.tracking.trial import flat
 from brayx.tracking.trials import trials as newest_trials
 
 _MAX_CURVES = 20
@@ -99,7 +100,8 @@ def routes(source: Source) -> APIRouter:
     @router.get("/{run_id}/settings")
     def settings(run_id: str) -> dict[str, str]:
         """The options of a trial's job, by dotted names."""
-        return tracking.Trial.attach(source.uri, run_id).params()
+        trial = tracking.Trial.attach(source.uri, run_id)
+        return dict(flat(trial.options())) or trial.params()
 
     @router.post("/{run_id}/stop")
     def stop(run_id: str) -> DoneDocument:

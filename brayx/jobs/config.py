@@ -28,6 +28,7 @@ from brayx.replay.config import BufferConfig
 from brayx.rollout.component import RolloutComponent
 from brayx.text_files import read_text
 from brayx.tracking.config import TrackingConfig
+from brayx.tracking.options import Options
 from brayx.trainer.config import TrainerConfig
 
 KINDS: dict[str, type[BaseModel]] = {
@@ -168,10 +169,24 @@ class JobConfig(BaseModel):
 
     def as_dict(self) -> dict[str, Any]:
         """The job as the YAML has it, defaults filled in, as JSON values; agents and models get this."""
-        plain = self.model_dump(mode="json", by_alias=True, exclude={"file", "folder"})
-        if self._further:
-            plain["contract"] = self.contracts
-        components = {name: part for group in GROUPS.values() for name, part in plain.pop(group).items()}
+        plain = self._components(self.model_dump(mode="json", by_alias=True, exclude={"file", "folder"}))
+        return {**plain, "contract": self.contracts} if self._further else plain
+
+    def options(self, **more: Any) -> Options:
+        """The job as options of a trial, with more of them.
+
+        The chosen ones are those that differ from the defaults, without the contract, and always the seed and the
+        learning rate, since these are compared most.
+        """
+        excluded = {"file", "folder", "contract"}
+        chosen = self._components(self.model_dump(mode="json", by_alias=True, exclude=excluded, exclude_defaults=True))
+        for name, trainer in self.trainers.items():
+            chosen[name] = {**chosen.get(name, {}), "learning_rate": trainer.learning_rate}
+        return Options({**more, **self.as_dict()}, {**more, "seed": self.seed, **chosen})
+
+    @staticmethod
+    def _components(plain: dict[str, Any]) -> dict[str, Any]:
+        components = {name: part for group in GROUPS.values() for name, part in plain.pop(group, {}).items()}
         return {**plain, **components}
 
     @property

@@ -7,7 +7,6 @@ Knows nothing of how games are played, or of a training that crowns its champion
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import os
 from collections.abc import Mapping
@@ -26,7 +25,6 @@ from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.tracking import PoolEntry, Trial, aliases, files_of, find, promote
 from brayx.tracking.owner import owner_is_gone
-from brayx.tracking.store import client_of, telling
 
 
 class Promotion(NamedTuple):
@@ -133,7 +131,7 @@ def recorded_league(trial: Trial) -> tuple[str, LeagueConfig, dict[str, Any]]:
             f"league {trial.name!r} (run {trial.run_id}) is of behaviours that play different teams, a model each; "
             "its champions follow their points, and this needs a league of one model"
         )
-    job, self_play = _nested(_newest_params(trial)), tags.get(SELF_PLAY_TAG)
+    job, self_play = trial.options(), tags.get(SELF_PLAY_TAG)
     parts = [part for part in job.values() if isinstance(part, dict)]
     leagues = [part for part in parts if part.get("kind") == ("league" if self_play is None else "self_play")]
     models = [part for part in parts if part.get("kind") == "model"]
@@ -149,32 +147,3 @@ def recorded_league(trial: Trial) -> tuple[str, LeagueConfig, dict[str, Any]]:
     except ValueError as error:
         raise LeagueError(f"the options that trial {trial.name!r} records cannot be read: {error}") from None
     return trial.project if len(models) == 1 else f"{trial.project}-{config.model}", config, job
-
-
-def _newest_params(trial: Trial) -> dict[str, str]:
-    """A trial's params; of one that changed in a resumed trial, the newest value."""
-    with telling(f"cannot read the options of trial {trial.name!r}"):
-        params = client_of(trial.uri).get_run(trial.run_id).data.params
-    newest: dict[str, tuple[int, str]] = {}
-    for key, value in params.items():
-        name, mark, count = key.rpartition(":")
-        name, number = (name, int(count)) if mark and count.isdigit() else (key, 1)
-        newest[name] = max(newest.get(name, (0, "")), (number, value))
-    return {name: value for name, (_, value) in newest.items()}
-
-
-def _nested(params: Mapping[str, str]) -> dict[str, Any]:
-    """Options from dotted names and texts, as `Trial.log_params` wrote them."""
-    options: dict[str, Any] = {}
-    for name, text in params.items():
-        *path, last = name.split(".")
-        place = options
-        for part in path:
-            inner = place.get(part)
-            place[part] = place = inner if isinstance(inner, dict) else {}
-        value: Any = text
-        with contextlib.suppress(ValueError, SyntaxError):
-            value = ast.literal_eval(text)
-        if not (isinstance(place.get(last), dict) and value == {}):  # it was empty before the trial was resumed
-            place[last] = value
-    return options

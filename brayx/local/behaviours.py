@@ -100,7 +100,7 @@ class BehaviourTraining(Behaviours[LocalTrainee]):
 
     def _make(self, job: JobConfig, layout: Layout, contract: Contract) -> LocalTrainee:
         name, kept = contract.behaviour, job.trainers[only("trainer", job.trainers)].checkpoints_kept
-        clerk = self._clerk.child(plain_name(name), {"behaviour": name, **job.as_dict()}, kept=kept)
+        clerk = self._clerk.child(plain_name(name), job.options(behaviour=name), kept=kept)
         try:
             if clerk.may_resume:
                 with_resumed_contract(job, f"{self._clerk.trial().name}/{name}", clerk.call(contract_of_trial))

@@ -113,7 +113,7 @@ def train_in_process(
             job.project,
             name,
             uri,
-            job.as_dict(),
+            job.options(),
             resume=resume,
             kept=config.checkpoints_kept,
             x_axis=config.x_axis,
@@ -127,7 +127,7 @@ def train_in_process(
             job = lobby.wait()
             job = job.of_behaviour(parse_contract(job.contract).behaviour)
         if job.contract is not None:
-            clerk.params = job.as_dict()
+            clerk.options = job.options()
         actor, layout = check_job(job)
         console_keys(job)
         check_weights(job, name, uri, clerk.may_resume, clerk.run)

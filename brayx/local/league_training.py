@@ -130,7 +130,7 @@ class LocalLeagueTraining:
         """See `LeagueHost.trainee`."""
         learner_job = job_of(self._job, self._name, player)
         checkpoints_kept = learner_job.trainers[only("trainer", learner_job.trainers)].checkpoints_kept
-        clerk = self._clerk.child(player, {"player": player, **learner_job.as_dict()}, kept=checkpoints_kept)
+        clerk = self._clerk.child(player, learner_job.options(player=player), kept=checkpoints_kept)
         trainee = LocalTrainee(learner_job, self._layout, clerk, acts=True)
         trainee.numbers.listen(lambda part: self.numbers.merge(without_shapes(part)))
         return trainee

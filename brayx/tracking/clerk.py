@@ -24,6 +24,7 @@ from brayx.errors import TrackingError
 from brayx.metrics import Drained, Recorder, XAxis
 from brayx.tracking import Status, Trial
 from brayx.tracking.clerk_process import SEND_EVERY_S, ClerkProcess, Key
+from brayx.tracking.options import Options
 from brayx.tracking.pending import PendingCheckpoints
 from brayx.tracking.trial import PARENT_TAG
 from brayx.urls import read_only_url, sqlite_path
@@ -54,7 +55,7 @@ class Clerk:
     Args:
         project, name: names of the trial.
         uri: tracking store, as from `tracking_uri`.
-        params: the trial's params.
+        options: the trial's options.
         resume: resume an unfinished trial of that name.
         kept: newest checkpoints kept, in addition to the best.
         x_axis: x axis of metrics.
@@ -62,7 +63,7 @@ class Clerk:
         tensorboard: folder of all trials' event files; empty: there are none.
 
     Attributes:
-        params: the trial's params; may be replaced until the first request.
+        options: the trial's options; may be replaced until the first request.
         may_resume: there may be an unfinished trial of that name, and of that parent.
     """
 
@@ -71,7 +72,7 @@ class Clerk:
         project: str,
         name: str,
         uri: str,
-        params: Mapping[str, Any],
+        options: Options,
         *,
         resume: bool = True,
         kept: int = 2,
@@ -90,14 +91,12 @@ class Clerk:
         self._pending = PendingCheckpoints(kept)
         self._closed = False
         self.may_resume = resume and may_resume(uri, project, *self._key)
-        self.params = params
+        self.options = options
         self._tensorboard = tensorboard
         self._opened: Future[Any] | None = None
         self._process: ClerkProcess = ClerkProcess() if parent is None else parent._process
 
-    def child(
-        self, name: str, params: Mapping[str, Any], *, kept: int | None = None, x_axis: XAxis | None = None
-    ) -> Clerk:
+    def child(self, name: str, options: Options, *, kept: int | None = None, x_axis: XAxis | None = None) -> Clerk:
         """Another trial of the project in the same process; its run is a child of this trial's run.
 
         It has separate metrics, checkpoints, totals and status. It resumes the newest child of that name that this
@@ -107,7 +106,7 @@ class Clerk:
         as ``FINISHED`` if it is, otherwise as ``KILLED``, since they did not fail.
 
         Args:
-            name, params: name and params of the trial.
+            name, options: name and options of the trial.
             kept, x_axis: as in the constructor; None: as in this trial.
 
         Raises:
@@ -122,7 +121,7 @@ class Clerk:
                 self._project,
                 name,
                 self._uri,
-                params,
+                options,
                 resume=self._resumes,
                 kept=self._kept if kept is None else kept,
                 x_axis=x_axis or self._x_axis,
@@ -304,8 +303,8 @@ class Clerk:
             self._parent._begun()
         with self._lock:
             if self._opened is None:
-                options = (dict(self.params), self._resumes, self._x_axis, self._tensorboard)
-                self._opened = self._ask("open", self._project, self._uri, *options)
+                settings = (self.options, self._resumes, self._x_axis, self._tensorboard)
+                self._opened = self._ask("open", self._project, self._uri, *settings)
                 self._process.every_second(self._send)
             return self._opened
 

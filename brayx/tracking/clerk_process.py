@@ -22,6 +22,7 @@ from brayx.children import Channel, Child, ChildDied, RequestFailed
 from brayx.errors import BrayxError, TrackingError
 from brayx.metrics import BEST_METRIC, Drained, XAxis
 from brayx.tracking import Status, Trial
+from brayx.tracking.options import Options
 from brayx.tracking.store import import_mlflow, telling
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class _RequestHandler:
         key: Key,
         project: str,
         uri: str,
-        params: dict[str, Any],
+        options: Options,
         resume: bool,
         x_axis: XAxis,
         tensorboard: str,
@@ -213,7 +214,7 @@ class _RequestHandler:
         parent = self._opened[key[:-1]].trial if len(key) > 1 else None
         uri = uri if parent else initialise(uri)
         trial = Trial.open(project, key[-1], uri, resume=resume, parent=parent, tensorboard=tensorboard)
-        trial.log_params(params)
+        trial.log_options(options)
         self._opened[key] = _Opened(trial, Hub(trial, x_axis=x_axis))
         return trial
 

@@ -24,6 +24,7 @@ from brayx.errors import ConfigError, TrackingError, TrialNotFound, first_line
 from brayx.names import escape_of, shortened, unescaped
 from brayx.temporary import temporary_folder
 from brayx.tracking.mlflow_page import EXPERIMENT_TAGS
+from brayx.tracking.options import Options
 from brayx.tracking.owner import OWNER_TAG, owner_of, pid_here, refuse_if_owned
 from brayx.tracking.store import client_of, get_or_none, telling
 from brayx.urls import missing_database, sqlite_path
@@ -41,6 +42,7 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 _CHECKPOINTS = "checkpoints"
 _CHECKPOINT_TAG = "brayx.checkpoint."
+_OPTIONS = "options.json"
 PARENT_TAG = "mlflow.parentRunId"
 """MLflow's tag of a child run, with its parent's id; MLflow's pages show the child below its parent."""
 _COPYING_S = 60.0
@@ -219,7 +221,7 @@ class Trial:
         from mlflow.entities import Param
 
         params_by_key = ChainMap[str, str]({}, self.params())
-        for name, value in _flat(params):
+        for name, value in flat(params):
             key, count = _metric_name(name), 1
             while params_by_key.setdefault(key, value) != value:
                 count += 1
@@ -229,6 +231,21 @@ class Trial:
         with telling(f"cannot write params of trial {self.name!r}"):
             for start in range(0, len(fresh), 100):
                 client_of(self.uri).log_batch(self.run_id, params=fresh[start : start + 100])
+
+    def log_options(self, options: Options) -> None:
+        """Saves the whole options, instead of those before, and writes the chosen ones as `log_params`."""
+        self.log_dict(options.whole, _OPTIONS)
+        self.log_params(options.chosen)
+
+    def options(self) -> dict[str, Any]:
+        """The whole options that `log_options` saved last; empty: none."""
+        with telling(f"cannot read the options of trial {self.name!r}"):
+            if not any(file.path == _OPTIONS for file in client_of(self.uri).list_artifacts(self.run_id)):
+                return {}
+            with temporary_folder("options") as folder:
+                # Not by the repository, which leaves a download of a remote file behind.
+                file = client_of(self.uri).download_artifacts(self.run_id, _OPTIONS, str(folder))
+                return dict(json.loads(Path(file).read_text()))
 
     def set_tag(self, name: str, value: str) -> None:
         """Sets a tag of the run; names that begin with ``brayx.`` are brayx's own."""
@@ -492,9 +509,10 @@ def _experiment(client: MlflowClient, project: str, uri: str) -> str:
     return str(experiment.experiment_id)
 
 
-def _flat(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def flat(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names of nested options, and their values as text."""
     for key, value in params.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", str(value)[:_MAX_PARAM_CHARS]

@@ -25,6 +25,7 @@ import pytest
 from brayx.gamecore.client import Client
 from brayx.metrics import Recorder
 from brayx.tracking.clerk import Clerk
+from brayx.tracking.options import Options
 from tests.prometheus import dashboard, values
 from tests.waiting import until
 
@@ -154,7 +155,7 @@ def test_games_through_the_edge_are_on_the_dashboard(data: Path, monkeypatch: py
 
 @pytest.mark.usefixtures("stack")
 def test_a_minute_without_the_database_loses_no_metric(database: Database) -> None:
-    clerk = Clerk("outage", "main", MLFLOW, {})
+    clerk = Clerk("outage", "main", MLFLOW, Options({}, {}))
 
     def add(ticks: int) -> int:
         recorder = Recorder()

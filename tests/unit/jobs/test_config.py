@@ -92,6 +92,17 @@ class TestRight:
         again = JobConfig.load(write(yaml.safe_dump(plain)))
         assert again == job
 
+    def test_the_chosen_options_differ_from_the_defaults(self, write: Any) -> None:
+        job = JobConfig.load(write(JOB), ["trainer.num_steps=7"])
+        options = job.options(player="main")
+        assert options.whole == {"player": "main", **job.as_dict()}
+        assert options.chosen["trainer"]["num_steps"] == 7
+        assert set(options.chosen["actor"]) < set(options.whole["actor"])
+        assert {"player", "seed", "net", "agent"} < set(options.chosen)
+        defaults = JobConfig.load(write(JOB)).trainers["trainer"]
+        assert options.chosen["trainer"]["learning_rate"] == defaults.learning_rate
+        assert "max_failures" in options.whole["trainer"].keys() - options.chosen["trainer"].keys()
+
     def test_a_recorded_job_of_an_earlier_version_has_former_options(self, write: Any, tmp_path: Path) -> None:
         recorded = JobConfig.load(write(JOB)).as_dict()
         recorded["actor"]["episode_save_interval"] = 100

@@ -22,6 +22,7 @@ from brayx.jobs.result import TrainResult, end_reason, promote
 from brayx.model.build import build_model
 from brayx.tracking import Trial, files_of, find
 from brayx.tracking.clerk import Clerk
+from brayx.tracking.options import Options
 from brayx.trainer.config import TrainerConfig
 from brayx.trainer.loop import LearnerLoop, TrainingSummary
 from tests.unit.trainer.parts import Numbers, Weights, batches
@@ -269,7 +270,7 @@ def learned(request, tmp_path, tracking_db, monkeypatch):
             last = end_reason(config, run(CheckpointKeeper(trial, 1)), {})
             _, outcome = promote(job, config, pytest.fail, lambda function, *args: function(trial, *args))
         else:
-            clerk = Clerk("p", "t", tracking_db, {}, kept=1)
+            clerk = Clerk("p", "t", tracking_db, Options({}, {}), kept=1)
             try:
                 last = end_reason(config, run(clerk), {})
                 clerk.settle()

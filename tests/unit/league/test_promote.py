@@ -17,6 +17,7 @@ from brayx.league.ratings import Rating
 from brayx.league.report import Books
 from brayx.league.snapshots import Snapshot
 from brayx.tracking import Trial, aliases, promote
+from brayx.tracking.options import Options
 from brayx.tracking.registry import register_files
 from tests.unit.conftest import Run
 from tests.unit.league.written import CONFIG, PLAYERS, Written, finish
@@ -113,7 +114,10 @@ def test_a_gates_check_has_a_say_too(
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "gate_check", raising=False)
     gate = {"min_games": 1, "confidence": 0.5, "check": "gate_check.largest", "at_most": at_most}
-    written.trial.log_params({"model": {"module": "gate_check"}, "league": {"gate": gate}})
+    options = written.trial.options()
+    options["model"]["module"] = "gate_check"
+    options["league"]["gate"] |= gate
+    written.trial.log_options(Options(options, {}))
     for _ in range(20):
         written.league.payoff.add(Member("main", 2), Member("main", 1), 1.0)
     pair = written.league.payoff.pair(Member("main", 1), Member("main", 2))
@@ -152,9 +156,10 @@ def test_a_trial_records_the_leagues_options(tracking_db: str) -> None:
     config = CONFIG.model_copy(update={"players": LeagueConfig(model="model", players=players).players})
     trial = Trial.open("four", "league", tracking_db)
     first = {"model": {"kind": "model"}, "value": {"kind": "model"}, "league": CONFIG.model_dump(mode="json")}
-    trial.log_params(first)
-    trial.log_params({**first, "league": config.model_dump(mode="json")})
-    trial.log_params({"league": {"gate": {"min_games": 300}}})  # a resumed trial with another option
+    gate = config.gate.model_copy(update={"min_games": 300})  # a resumed trial with another option
+    league = config.model_copy(update={"gate": gate}).model_dump(mode="json")
+    for options in (first, {**first, "league": league}):
+        trial.log_options(Options(options, {}))
     pool, recorded, job = recorded_league(trial)
     assert pool == "four-model"
     assert job["value"] == {"kind": "model"}

@@ -14,6 +14,7 @@ from brayx.league.files import PLAYER_TAG, books_file
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.tracking import Trial
+from brayx.tracking.options import Options
 from brayx.tracking.registry import register_files
 from tests.unit.league.play import Playing
 
@@ -61,7 +62,8 @@ class Written:
 def new_league(uri: str, name: str = "league") -> Written:
     """A league without a snapshot."""
     trial = Trial.open("four", name, uri)
-    trial.log_params({"model": {"kind": "model"}, "league": CONFIG.model_dump(mode="json"), "seed": 0})
+    options = {"model": {"kind": "model"}, "league": CONFIG.model_dump(mode="json"), "seed": 0}
+    trial.log_options(Options(options, {}))
     books_file(trial).parent.mkdir(parents=True)
     ledger = Ledger(books_file(trial))
     return Written(trial, Trial.open("four", "main", uri, parent=trial), Playing(CONFIG, ledger), ledger)

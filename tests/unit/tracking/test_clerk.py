@@ -20,6 +20,7 @@ from brayx.errors import TrackingError
 from brayx.metrics import Recorder
 from brayx.tracking import Trial, tracking_uri
 from brayx.tracking.clerk import Clerk, may_resume
+from brayx.tracking.options import Options
 from brayx.urls import sqlite_path
 from tests.waiting import until
 
@@ -57,7 +58,7 @@ def checkpoint(tmp_path, number):
 @pytest.mark.slow  # starts MLflow in a separate process
 def test_a_trial_that_ends_before_mlflow_starts_still_has_a_curve(tracking_db, monkeypatch):
     monkeypatch.setattr("brayx.tracking.clerk.SEND_EVERY_S", 0.0)
-    clerk = Clerk("project", "short", tracking_db, {})
+    clerk = Clerk("project", "short", tracking_db, Options({}, {}))
     try:
         for value in (1.0, 2.0, 3.0):
             clerk.push(part(env_steps=10, episode_return=value))
@@ -73,7 +74,7 @@ def test_a_trial_is_saved_interrupted_and_resumed(tmp_path, tracking_db, monkeyp
     uri = tracking_db
     assert not may_resume(tracking_uri(tmp_path / "none.db"), "project", "name")
     assert not may_resume(uri, "project", "name")
-    clerk = Clerk("project", "name", uri, {"lr": 0.5})
+    clerk = Clerk("project", "name", uri, Options({}, {"lr": 0.5}))
     try:
         assert clerk.latest() is None
         clerk.push(part(env_steps=100, episode_return=3.0))
@@ -104,7 +105,7 @@ def test_a_trial_is_saved_interrupted_and_resumed(tmp_path, tracking_db, monkeyp
 
     assert may_resume(uri, "project", "name")
     assert not may_resume(uri, "project", "other")
-    again = Clerk("project", "name", uri, {"lr": 0.5})
+    again = Clerk("project", "name", uri, Options({}, {"lr": 0.5}))
     try:
         assert int(np.load(again.latest() / "weights.npz")["number"]) == 4
         again.push(part(env_steps=50))
@@ -118,7 +119,7 @@ def test_a_trial_is_saved_interrupted_and_resumed(tmp_path, tracking_db, monkeyp
 
 @pytest.mark.slow  # starts MLflow in a separate process
 def test_nothing_waits_for_mlflow_to_start(tmp_path, tracking_db):
-    clerk = Clerk("project", "name", tracking_db, {})
+    clerk = Clerk("project", "name", tracking_db, Options({}, {}))
     try:
         os.kill(clerk._process.child.pid, signal.SIGSTOP)
         for number in range(12):
@@ -145,7 +146,7 @@ def test_nothing_waits_for_mlflow_to_start(tmp_path, tracking_db):
 
 @pytest.mark.usefixtures("shared_mlflow")
 def test_the_clerks_process_does_the_work_that_needs_mlflow(tmp_path, tracking_db):
-    clerk = Clerk("project", "name", tracking_db, {})
+    clerk = Clerk("project", "name", tracking_db, Options({}, {}))
     try:
         clerk.call(Trial.set_tag, "called", "yes")
         with pytest.raises(TrackingError, match=r"cannot call: .*Trial"):
@@ -165,7 +166,7 @@ def test_the_clerks_process_does_the_work_that_needs_mlflow(tmp_path, tracking_d
 
 @pytest.mark.usefixtures("shared_mlflow")
 def test_a_checkpoint_that_cannot_be_kept_costs_neither_the_next_nor_the_trials_end(tmp_path, tracking_db):
-    clerk = Clerk("project", "name", tracking_db, {})
+    clerk = Clerk("project", "name", tracking_db, Options({}, {}))
     try:
         trial = clerk.trial()
         artifacts = Path(unquote(urlparse(MlflowClient(tracking_db).get_run(trial.run_id).info.artifact_uri).path))
@@ -194,7 +195,7 @@ def test_a_checkpoint_that_cannot_be_kept_costs_neither_the_next_nor_the_trials_
 @pytest.mark.usefixtures("shared_mlflow")
 def test_a_store_that_cannot_be_opened_is_an_error(tmp_path):
     (tmp_path / "mlflow.db").write_text("this is no database, " * 100)
-    clerk = Clerk("project", "name", tracking_uri(tmp_path / "mlflow.db"), {})
+    clerk = Clerk("project", "name", tracking_uri(tmp_path / "mlflow.db"), Options({}, {}))
     try:
         with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used"):
             clerk.trial()
@@ -205,7 +206,7 @@ def test_a_store_that_cannot_be_opened_is_an_error(tmp_path):
 
 
 def test_an_unused_clerk_leaves_nothing(tmp_path):
-    clerk = Clerk("project", "name", tracking_uri(tmp_path / "mlflow.db"), {})
+    clerk = Clerk("project", "name", tracking_uri(tmp_path / "mlflow.db"), Options({}, {}))
     with pytest.raises(TrackingError, match="no trial was opened"):
         clerk.close("FAILED")
     assert not psutil.pid_exists(clerk._process.child.pid)
@@ -214,8 +215,8 @@ def test_an_unused_clerk_leaves_nothing(tmp_path):
 
 @pytest.mark.slow  # starts MLflow in separate processes
 def test_a_killed_process_is_restarted_and_continues_the_same_runs(tmp_path, tracking_db, caplog):
-    with closing_process(Clerk("project", "league", tracking_db, {})) as parent:
-        children = [parent.child(name, {"name": name}) for name in ("one", "two")]
+    with closing_process(Clerk("project", "league", tracking_db, Options({}, {}))) as parent:
+        children = [parent.child(name, Options({}, {"name": name})) for name in ("one", "two")]
         clerks = [parent, *children]
         for number, clerk in enumerate(clerks):
             clerk.push(part(env_steps=10 + number))
@@ -253,7 +254,7 @@ def test_a_killed_process_is_restarted_and_continues_the_same_runs(tmp_path, tra
 @pytest.mark.slow  # starts MLflow in a separate process
 def test_a_locked_database_delays_nothing_and_lost_checkpoints_are_counted(tmp_path, tracking_db, capfd):
     with (
-        closing_process(Clerk("project", "name", tracking_db, {})) as clerk,
+        closing_process(Clerk("project", "name", tracking_db, Options({}, {}))) as clerk,
         contextlib.closing(sqlite3.connect(sqlite_path(tracking_db), isolation_level=None)) as other,
     ):
         trial = clerk.trial()
@@ -289,7 +290,7 @@ class Unreadable(str):
 def test_a_trial_ends_even_if_its_last_metrics_cannot_be_written(tracking_db):
     recorder = Recorder()
     recorder.add("env_steps", 1.0, note=Unreadable("note"))
-    with closing_process(Clerk("project", "name", tracking_db, {})) as clerk:
+    with closing_process(Clerk("project", "name", tracking_db, Options({}, {}))) as clerk:
         trial = clerk.trial()
         clerk.push(recorder.drain())
         with pytest.raises(TrackingError, match=r"request.*no number"):

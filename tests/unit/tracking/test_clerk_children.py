@@ -17,6 +17,7 @@ from mlflow import MlflowClient
 from brayx.errors import ConfigError, TrackingError
 from brayx.tracking import Trial
 from brayx.tracking.clerk import Clerk, may_resume
+from brayx.tracking.options import Options
 from brayx.tracking.trial import PARENT_TAG
 from tests.unit.tracking.test_clerk import checkpoint, part
 from tests.waiting import until
@@ -25,7 +26,7 @@ from tests.waiting import until
 @contextmanager
 def league(uri, name="league", **options):
     """A clerk whose process ends with the context."""
-    clerk = Clerk("project", name, uri, {"role": "league"}, **options)
+    clerk = Clerk("project", name, uri, Options({}, {"role": "league"}), **options)
     try:
         yield clerk
     finally:
@@ -92,7 +93,7 @@ def test_whether_a_child_may_resume_is_known_without_mlflow(tracking_db):
 @pytest.mark.usefixtures("shared_mlflow")
 def test_trials_that_are_written_at_once_stay_apart(tmp_path, tracking_db):
     with league(tracking_db, kept=1) as parent:
-        children = [parent.child(name, {"role": name}, kept=2) for name in ("one", "two", "three")]
+        children = [parent.child(name, Options({}, {"role": name}), kept=2) for name in ("one", "two", "three")]
         clerks = [parent, *children]
 
         def write(number):
@@ -128,7 +129,7 @@ def test_trials_that_are_written_at_once_stay_apart(tmp_path, tracking_db):
 @pytest.mark.slow  # starts MLflow in separate processes
 def test_a_killed_league_resumes_with_its_children(tmp_path, tracking_db):
     with league(tracking_db) as parent:
-        children = [parent.child(name, {}) for name in ("one", "two", "done")]
+        children = [parent.child(name, Options({}, {})) for name in ("one", "two", "done")]
         for number, clerk in enumerate((parent, *children)):
             assert not clerk.may_resume
             assert clerk.latest() is None
@@ -141,7 +142,7 @@ def test_a_killed_league_resumes_with_its_children(tmp_path, tracking_db):
     assert [trial.status for trial in trials] == ["RUNNING", "RUNNING", "RUNNING", "FINISHED"]
 
     with league(tracking_db) as parent:
-        first, second, done, new = (parent.child(name, {}) for name in ("one", "two", "done", "new"))
+        first, second, done, new = (parent.child(name, Options({}, {})) for name in ("one", "two", "done", "new"))
         assert [clerk.may_resume for clerk in (parent, first, second, done, new)] == [True, True, True, False, False]
         for number, clerk in enumerate((parent, first, second)):
             assert clerk.trial().run_id == trials[number].run_id
@@ -168,12 +169,12 @@ def test_leagues_do_not_share_the_names_of_their_children(tmp_path, tracking_db)
         for trial in (league_trial, killed[name]):
             trial.finish("KILLED")
     with league(tracking_db, "left") as parent:
-        child = parent.child("main", {})
+        child = parent.child("main", Options({}, {}))
         assert child.trial().run_id == killed["left"].run_id
         assert number_in(child.latest()) == 0
         parent.close("KILLED")
     with league(tracking_db, "right", resume=False) as parent:
-        child = parent.child("main", {})
+        child = parent.child("main", Options({}, {}))
         assert not child.may_resume
         assert child.latest() is None
         assert child.trial().run_id not in {trial.run_id for trial in killed.values()}
@@ -182,9 +183,9 @@ def test_leagues_do_not_share_the_names_of_their_children(tmp_path, tracking_db)
 @pytest.mark.slow  # starts MLflow in a separate process
 def test_a_child_ends_alone_and_its_parent_ends_the_rest(tmp_path, tracking_db):
     with league(tracking_db) as parent:
-        first, second, unused = (parent.child(name, {}) for name in ("first", "second", "unused"))
+        first, second, unused = (parent.child(name, Options({}, {})) for name in ("first", "second", "unused"))
         with pytest.raises(TrackingError, match=r"'league'.* open child 'first'"):
-            parent.child("first", {})
+            parent.child("first", Options({}, {}))
         first.push(part(env_steps=1))
         trial = first.trial()
         assert names_in(tracking_db) == ["first", "league"], "a trial opens at its first request, its parent before"
@@ -192,11 +193,15 @@ def test_a_child_ends_alone_and_its_parent_ends_the_rest(tmp_path, tracking_db):
         first.end()
         assert (trial.status, trial.metrics()["replay/env_steps"]) == ("FINISHED", 1)
         first.push(part(env_steps=1))  # of a player that is still ending
-        for closed in (lambda: first.call(Trial.tags), lambda: first.close("KILLED"), lambda: first.child("x", {})):
+        for closed in (
+            lambda: first.call(Trial.tags),
+            lambda: first.close("KILLED"),
+            lambda: first.child("x", Options({}, {})),
+        ):
             with pytest.raises(TrackingError, match="trial 'first' is closed"):
                 closed()
 
-        again = parent.child("first", {})  # as an exploiter that restarts
+        again = parent.child("first", Options({}, {}))  # as an exploiter that restarts
         assert again.trial().run_id != trial.run_id
         with pytest.raises(TrackingError, match="no trial was opened"):
             unused.close("FINISHED")
@@ -219,7 +224,7 @@ def test_a_child_ends_alone_and_its_parent_ends_the_rest(tmp_path, tracking_db):
 @pytest.mark.usefixtures("shared_mlflow")
 def test_what_fails_for_one_trial_does_not_affect_the_others(tmp_path, tracking_db):
     with league(tracking_db) as parent:
-        bad, good, misnamed = (parent.child(name, {}) for name in ("bad", "good", "mis/named"))
+        bad, good, misnamed = (parent.child(name, Options({}, {})) for name in ("bad", "good", "mis/named"))
         with pytest.raises(ConfigError, match="trial is 'mis/named'"):
             misnamed.trial()
         with pytest.raises(ConfigError, match="trial is 'mis/named'"):
@@ -249,7 +254,7 @@ def test_what_fails_for_one_trial_does_not_affect_the_others(tmp_path, tracking_
 @pytest.mark.usefixtures("shared_mlflow")
 def test_a_trials_metrics_are_sent_while_others_make_requests(tracking_db):
     with league(tracking_db) as parent:
-        child = parent.child("quiet", {})
+        child = parent.child("quiet", Options({}, {}))
         trial = child.trial()
         child.push(part(env_steps=7))
 
@@ -264,7 +269,7 @@ def test_a_trials_metrics_are_sent_while_others_make_requests(tracking_db):
 def test_children_of_a_store_that_cannot_be_opened_report_it(tmp_path):
     (tmp_path / "mlflow.db").write_text("this is no database, " * 100)
     with league(f"sqlite:///{tmp_path}/mlflow.db") as parent:
-        child = parent.child("main", {})
+        child = parent.child("main", Options({}, {}))
         child.push(part(env_steps=1))
         with pytest.raises(TrackingError, match=r"mlflow\.db cannot be used"):
             child.trial()
