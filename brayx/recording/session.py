@@ -136,7 +136,7 @@ class RecordedSession(SessionLog):
         else:
             self._event = f"{self._event}, {what}" if self._event else what
 
-    def stop(self, body: bytes, outcome: str = "") -> None:
+    def stop(self, body: bytes, outcome: str) -> None:
         """See `brayx.actor.logs.SessionLog.stop`."""
         self._outcome = outcome
         if not self._ticks:

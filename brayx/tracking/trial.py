@@ -374,14 +374,13 @@ class Trial:
 
     def best_checkpoint(self, metric: str) -> Checkpoint | None:
         """The checkpoint saved with the highest ``metric``, the newest of equals; None if none has it."""
-        having = [checkpoint for checkpoint in self.checkpoints() if metric in checkpoint.metrics]
-        return max(having, key=lambda c: (c.metrics[metric], c.saved_at_s)) if having else None
+        return _best(self.checkpoints(), metric)
 
     def prune_checkpoints(self, keep_last: int, best_by: str | None = None) -> None:
         """Deletes all but the ``keep_last`` newest checkpoints and the best by the metric ``best_by``."""
         checkpoints = self.checkpoints()
         keep = checkpoints[-keep_last:] if keep_last > 0 else []
-        best = self.best_checkpoint(best_by) if best_by else None
+        best = _best(checkpoints, best_by) if best_by else None
         for checkpoint in checkpoints:
             if checkpoint in (*keep, best):
                 continue
@@ -507,6 +506,11 @@ def _experiment(client: MlflowClient, project: str, uri: str) -> str:
         if name not in experiment.tags:  # else somebody has chosen
             client.set_experiment_tag(experiment.experiment_id, name, value)
     return str(experiment.experiment_id)
+
+
+def _best(checkpoints: Sequence[Checkpoint], metric: str) -> Checkpoint | None:
+    having = [checkpoint for checkpoint in checkpoints if metric in checkpoint.metrics]
+    return max(having, key=lambda c: (c.metrics[metric], c.saved_at_s)) if having else None
 
 
 def flat(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

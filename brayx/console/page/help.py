@@ -26,5 +26,5 @@ def add(connect: Connect) -> None:
             return FileResponse(file)
         with frame("Help", connect):
             ui.markdown(guides.markdown(file), extras=_EXTRAS).classes("brayx-guide w-full max-w-3xl")
-        ui.timer(0.5, lambda: ui.run_javascript(_TO_ANCHOR), once=True)
+        ui.context.client.on_connect(lambda: ui.run_javascript(_TO_ANCHOR))
         return None

@@ -66,7 +66,7 @@ def test_sessions_that_play_in_turn_come_back_each_by_itself(tmp_path: Path, ses
         for name in names:
             playing.tick(name, number)
     for name in reversed(names):
-        playing.logs[name].stop(b"stop of " + name.encode())
+        playing.logs[name].stop(b"stop of " + name.encode(), "")
         playing.logs[name].end("stop", float(ord(name[-1])))
     episodes = playing.recorded()
     assert set(episodes) == set(names)
