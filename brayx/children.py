@@ -22,6 +22,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
@@ -210,6 +211,11 @@ class Child(Channel):
         return self._popen is not None
 
     @property
+    def ends(self) -> list[int]:
+        """File descriptors of the pipes to it that are open."""
+        return [end for end in (self._incoming, self._outgoing) if end != _CLOSED]
+
+    @property
     def wait_s(self) -> float:
         """Seconds until it may be started."""
         return max(0.0, self._starts[0] + self.restart_s - time.monotonic())
@@ -233,6 +239,7 @@ class Child(Channel):
         assert popen.stdin is not None
         assert popen.stdout is not None
         self._incoming, self._outgoing = popen.stdout.fileno(), popen.stdin.fileno()
+        _started.add(self)
 
     def _started(self) -> subprocess.Popen[bytes] | _Fork:
         if self._forks and systems.can_fork():
@@ -280,6 +287,9 @@ class Child(Channel):
             raise ChildDied(self.death) from None
 
 
+_started: weakref.WeakSet[Child] = weakref.WeakSet()
+
+
 class _Fork:
     """A fork of this process that runs a module, with what `Child` uses of `subprocess.Popen`."""
 
@@ -292,8 +302,9 @@ class _Fork:
             for number in systems.ENDING:
                 signal.signal(number, signal.SIG_DFL)
             atexit._clear()  # the fork must not run this process's exit handlers
-            os.close(outgoing)  # otherwise the fork would never see this process close it
-            os.close(incoming)
+            # Otherwise the fork and the other children would never see this process close its ends.
+            for pipe in (outgoing, incoming, *(end for child in _started for end in child.ends)):
+                os.close(pipe)
             _run(Channel(their_incoming, their_outgoing), words)
 
         self._process = multiprocessing.get_context("fork").Process(target=run, daemon=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 
 from brayx.command_line import SWITCH, announced
 from brayx.commands.arguments import add_job, add_set, add_tracking
@@ -34,7 +35,12 @@ def training_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains; returns 0, or 130 if it was interrupted."""
-    with announced(arguments.config, "before training began"):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(announced(arguments.config, "before training began"))
+        if arguments.cluster is None:
+            from brayx.tracking.clerk_process import started_early
+
+            stack.enter_context(started_early())
         from brayx.front import train_job
         from brayx.jobs.config import JobConfig
 

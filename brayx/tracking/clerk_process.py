@@ -13,7 +13,7 @@ import pickle
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -48,6 +48,30 @@ Key = tuple[str, ...]
 """A trial in the process: the names of its parents, the outermost first, and its own."""
 
 
+def _child() -> Child:
+    return Child("brayx.tracking.clerk_process", nice=_NICE, finishes=True, restart_s=_RESTART_S)
+
+
+_early: list[Child] = []
+
+
+@contextlib.contextmanager
+def started_early() -> Iterator[None]:
+    """Starts the process of the block's first `ClerkProcess` now, and ends it if there is none.
+
+    It imports MLflow for two seconds, which would otherwise fall into the first steps of games and learner.
+    """
+    child = _child()
+    child.start()
+    _early.append(child)
+    try:
+        yield
+    finally:
+        if child in _early:
+            _early.remove(child)
+            child.end()
+
+
 class ClerkProcess:
     """Starts the process, and talks to it in a thread. Thread safe.
 
@@ -67,8 +91,7 @@ class ClerkProcess:
         self._lock = threading.Lock()
         self._waiting: queue.Queue[tuple[Callable[[], Any], Future[Any]] | None] = queue.Queue()
         self._senders: list[Callable[[], None]] = []
-        # While it starts, games and the learner take their first steps.
-        self.child = Child("brayx.tracking.clerk_process", nice=_NICE, finishes=True, restart_s=_RESTART_S)
+        self.child = _early.pop() if _early else _child()
         self.child.start()
         self._thread = threading.Thread(target=self._work, name="brayx-clerk", daemon=True)
         self._thread.start()
@@ -279,4 +302,5 @@ def main(parent: Channel) -> None:
     """Answers requests until the training process closes its end, as when it dies."""
     with contextlib.suppress(Exception):  # the first request fails with it again, and reports it
         import_mlflow()  # while the training process imports torch
+        import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  # a third of what it takes
     parent.serve(_RequestHandler().answer)

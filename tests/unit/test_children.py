@@ -221,7 +221,12 @@ assert raised(lambda: child.ask("die")) == "ended with exit code 3"
 child.start()
 os.kill(child.pid, signal.SIGTERM)
 assert raised(lambda: child.ask("where")) == "was killed by SIGTERM"
+sys.path.append(sys.argv[1])
+other = Child("waits")
+other.start()
 child.start()
+other.end(60.0)
+assert other.death == "ended with exit code 0", "the fork does not keep its pipe open"
 child.end(60.0)
 assert child.death == "ended with exit code 0", child.death
 child.start()
@@ -233,8 +238,9 @@ os._exit(0)  # its child ends with it
 """
 
 
-def test_a_fork_shares_what_is_imported_and_ends_as_other_children_do() -> None:
-    ran = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120)
+def test_a_fork_shares_what_is_imported_and_ends_as_other_children_do(tmp_path: Path) -> None:
+    (tmp_path / "waits.py").write_text("def main(parent):\n    parent.serve(print)\n")
+    ran = subprocess.run([sys.executable, "-c", FORKS, str(tmp_path)], capture_output=True, text=True, timeout=120)
     assert (ran.returncode, ran.stderr) == (0, ""), "a fork does not end what its parent began"
     until(lambda: is_gone(int(ran.stdout)), "it ends", 30.0)
 

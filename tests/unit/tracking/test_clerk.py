@@ -18,8 +18,9 @@ from mlflow import MlflowClient
 
 from brayx.errors import TrackingError
 from brayx.metrics import Recorder
-from brayx.tracking import Trial, tracking_uri
+from brayx.tracking import Trial, clerk_process, tracking_uri
 from brayx.tracking.clerk import Clerk, may_resume
+from brayx.tracking.clerk_process import ClerkProcess, started_early
 from brayx.tracking.options import Options
 from brayx.urls import sqlite_path
 from tests.waiting import until
@@ -296,3 +297,17 @@ def test_a_trial_ends_even_if_its_last_metrics_cannot_be_written(tracking_db):
         with pytest.raises(TrackingError, match=r"request.*no number"):
             clerk.close("FINISHED")
     assert trial.status == "FINISHED"
+
+
+def test_a_process_that_is_started_early_is_the_next_trials_or_ends() -> None:
+    with started_early():
+        (early,) = clerk_process._early
+        assert early.runs
+    assert not early.runs
+    with started_early():
+        (early,) = clerk_process._early
+        process = ClerkProcess()
+        early.close()  # it need not import MLflow
+    assert process.child is early
+    assert not clerk_process._early
+    process.end()
