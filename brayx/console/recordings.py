@@ -23,7 +23,7 @@ from brayx.console.documents import MAX_POINTS, Document
 from brayx.console.downloads import Downloads, FileFormat, formats_of
 from brayx.console.drawn import RecordedDrawing
 from brayx.console.games import BoardDocument
-from brayx.console.ticks import RecordedCurvesDocument, TickDocument, body_of, tick_of
+from brayx.console.ticks import RecordedCurvesDocument, SessionBodies, TickDocument, body_of, tick_of
 from brayx.errors import BadRecording, BrayxError, RecordingUnknown
 from brayx.gamecore.contract import Contract
 from brayx.recording import reader
@@ -285,19 +285,29 @@ def _ticks(episode: reader.Recording, first: int, count: int) -> RecordedTicksDo
         )
         for row in range(len(columns.number))
     ]
-    start, reply = (body_of(text.encode(errors="surrogateescape")) for text in (episode.start, episode.start_reply))
+    start, bodies = _start(episode)
     return RecordedTicksDocument(
         recording=_recording(episode),
         start=start,
-        start_reply=reply,
+        start_reply=_body(episode.start_reply),
         first=first,
-        ticks=[*map(tick_of, ticks)],
+        ticks=[tick_of(tick, bodies) for tick in ticks],
         **_labels(start),
-        **_end(episode, first, columns),
+        **_end(episode, bodies, first, columns),
     )
 
 
-def _end(episode: reader.Recording, first: int, columns: TickColumns) -> dict[str, Any]:
+def _start(episode: reader.Recording) -> tuple[Any, SessionBodies]:
+    """The start's body, and what reads the bodies after it."""
+    start = _body(episode.start)
+    return start, SessionBodies(start)
+
+
+def _body(text: str) -> Any:
+    return body_of(text.encode(errors="surrogateescape"))
+
+
+def _end(episode: reader.Recording, bodies: SessionBodies, first: int, columns: TickColumns) -> dict[str, Any]:
     """``stop`` and ``cause``, from a window's ticks if it has the last one; empty: that cannot be read."""
     is_last = first + len(columns.number) == len(episode)
     if not episode.end or (first and not is_last):
@@ -307,7 +317,7 @@ def _end(episode: reader.Recording, first: int, columns: TickColumns) -> dict[st
     except BadRecording:
         return {}
     event = last.event[-1]
-    return {"stop": body_of(last.stop[-1]), "cause": event if ERROR in event or REFUSED in event else ""}
+    return {"stop": bodies.stop(last.stop[-1]), "cause": event if ERROR in event or REFUSED in event else ""}
 
 
 def _labels(start: Any) -> dict[str, Any]:
@@ -341,17 +351,16 @@ def _curves(episode: reader.Recording) -> RecordedCurvesDocument:
         if array.ndim == 1 and array.dtype.kind in "biuf" and np.isfinite(array).all()
     }
     if "reward" not in curves:
-        last = episode.read(len(episode) - 1, names=[])
-        stops = [stop for stop in last.stop if _rewards([stop])]
-        if rewards := _rewards([*inputs, *stops]):
+        last, (_, bodies) = episode.read(len(episode) - 1, names=[]), _start(episode)
+        stops = [stop for stop in map(bodies.stop, last.stop) if _rewards([stop])]
+        if rewards := _rewards([*map(bodies.tick, inputs), *stops]):
             curves["reward"] = rewards
             numbers += [int(last.number[-1]) + 1 for _ in stops]
     return RecordedCurvesDocument(ticks=numbers, curves=curves)
 
 
-def _rewards(inputs: Sequence[bytes]) -> list[float]:
+def _rewards(bodies: Sequence[Any]) -> list[float]:
     """The field ``reward`` of the games' bodies, 0 where a body has none; empty: no body has one."""
-    bodies = map(body_of, inputs)
     rewards = [body.get("reward") if isinstance(body, dict) else None for body in bodies]
     numbers = [
         float(reward) if isinstance(reward, int | float) and abs(reward) <= sys.float_info.max else None

@@ -1,9 +1,11 @@
-"""Ticks as documents, with arrays and images as JSON values, and curves over them. Knows nothing of jobs."""
+"""Ticks as documents, with bodies, arrays and images as JSON values, and curves over them. Knows nothing of jobs."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,11 @@ from pydantic_core import from_json
 
 from brayx.actor.live_ticks import LiveTick
 from brayx.console.documents import Document
+from brayx.errors import BrayxError
+from brayx.gamecore.contract import Contract
+from brayx.gamecore.contract_bodies import ContractBodies
+from brayx.gamecore.contract_rows import RowBodies
+from brayx.gamecore.contract_ticks import Tick
 from brayx.recording.frames import is_image, png
 
 _SHOWN_VALUES = 256
@@ -30,7 +37,7 @@ class TickDocument(Document):
     event: str
     """``error: WHY``, ``fallback``, ``forwarded``, ``skipped N`` or ``resumed``; empty: nothing unusual happened."""
     input: Any
-    """The game's body: JSON, or text."""
+    """The game's body: JSON, a packed one decoded by its contract, or text."""
     output: Any
     """The reply."""
     arrays: dict[str, Any]
@@ -53,7 +60,54 @@ class RecordedCurvesDocument(Document):
     ends with the number after that of the last tick."""
 
 
-def tick_of(tick: LiveTick) -> TickDocument:
+class SessionBodies:
+    """Bodies of a session as JSON values: by its contract if that is packed or MessagePack, else as `body_of`.
+
+    Args:
+        start: the start's body, as from `body_of`.
+    """
+
+    def __init__(self, start: Any = None) -> None:
+        self._by_contract: ContractBodies | None = None
+        with contextlib.suppress(BrayxError):
+            contract = Contract.parse(start)
+            if contract.encoding != "json":
+                self._by_contract = RowBodies(contract) if start.get("rows") is True else ContractBodies(contract)
+
+    def tick(self, body: bytes) -> Any:
+        """The body of a tick."""
+        return self._read(body, lambda bodies: _as_json(bodies.decode(body)))
+
+    def stop(self, body: bytes) -> Any:
+        """The body of a stop."""
+        return self._read(body, lambda bodies: _as_json(bodies.decode_stop(body)))
+
+    def reply(self, body: bytes) -> Any:
+        """The reply to a tick."""
+        return self._read(body, lambda bodies: _as_json(bodies.decode_reply(body)))
+
+    def _read(self, body: bytes, read: Callable[[ContractBodies], Any]) -> Any:
+        if self._by_contract is not None and body:
+            with contextlib.suppress(BrayxError):
+                return read(self._by_contract)
+        return body_of(body)
+
+
+def _as_json(value: Any) -> Any:
+    """A decoded body with its arrays as `array_of`, without the fields of a tick that have their defaults."""
+    if isinstance(value, Tick):
+        given = {field.name: getattr(value, field.name) for field in fields(value) if field.name != "acting"}
+        return _as_json({name: part for name, part in given.items() if name == "reward" or _is_set(part)})
+    if isinstance(value, Mapping):
+        return {name: _as_json(part) for name, part in value.items()}
+    return array_of(value) if isinstance(value, np.ndarray) else value
+
+
+def _is_set(value: Any) -> bool:
+    return value.any() if isinstance(value, np.ndarray) else bool(value)
+
+
+def tick_of(tick: LiveTick, bodies: SessionBodies = SessionBodies()) -> TickDocument:
     """The document of a tick, live or recorded."""
     arrays = tick.arrays
     logits, mask, value = (named(arrays, name) for name in ("logits", "action_mask", "value"))
@@ -63,8 +117,8 @@ def tick_of(tick: LiveTick) -> TickDocument:
         at_s=tick.at_s,
         seconds=tick.seconds,
         event=tick.event,
-        input=body_of(tick.input),
-        output=body_of(tick.output),
+        input=bodies.tick(tick.input),
+        output=bodies.reply(tick.output),
         arrays={name: array_of(array) for name, array in arrays.items()},
         action=array_of(arrays["action"]) if "action" in arrays else None,
         probabilities=None if logits is None else probabilities_of(np.asarray(logits), mask),

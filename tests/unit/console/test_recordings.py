@@ -7,10 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from brayx.console.api import create_app
 from brayx.console.recordings import RecordingsDocument
 from brayx.console.source import Source
+from brayx.gamecore.contract import Contract
+from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.recording.index import SessionPart
 from brayx.recording.writer import Folder
 from tests.recorded import Tick, columns_of
@@ -31,6 +34,37 @@ async def test_rewards_in_the_games_bodies_are_a_curve(tmp_path: Path, tracking_
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         curves = (await client.get("/api/recordings/a/curves")).json()
     assert curves == {"ticks": [*range(7)], "curves": {"reward": [0.0, 1.0, 0.0, 0.5, 0.0, 0.0, 0.0]}}
+
+
+@pytest.mark.parametrize("encoding", ["packed", "msgpack"])
+async def test_bodies_by_contract_are_shown_as_values(tmp_path: Path, tracking_db: str, encoding: str) -> None:
+    contract = {
+        "contract": 1,
+        "observations": {"height": {"shape": [2]}},
+        "actions": {"thrust": {"kind": "discrete", "size": 2}, "side": {"kind": "continuous", "size": 1}},
+        "encoding": encoding,
+    }
+    bodies = ContractBodies(Contract.parse(contract))
+    reply = bodies.encode({"thrust": 1, "side": [0.5]})
+    stop = bodies.encode_tick([0.0, -3.0], -2.0, terminated=True, extras={"info": {"why": "crash"}})
+    ticks = [
+        Tick(0, 0.0, 0.0, bodies.encode_tick([5.0, 0.0]), reply, {}),
+        Tick(1, 0.0, 0.0, bodies.encode_tick([2.5, -1.0], 0.25), reply, {}, stop=stop),
+    ]
+    part = SessionPart("a", "a", 0.0, 0, 2, start=json.dumps(contract), end="terminated")
+    Folder(str(tmp_path), 10**9).write([part], columns_of(ticks))
+    transport = httpx.ASGITransport(create_app(Source(tracking_db, recordings=str(tmp_path))))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        shown = (await client.get("/api/recordings/a")).json()
+        curves = (await client.get("/api/recordings/a/curves")).json()
+    assert [tick["input"] for tick in shown["ticks"]] == [
+        {"obs": {"height": [5.0, 0.0]}, "reward": 0.0},
+        {"obs": {"height": [2.5, -1.0]}, "reward": 0.25},
+    ]
+    assert shown["ticks"][0]["output"] == {"thrust": 1, "side": [0.5]}
+    crash = {"obs": {"height": [0.0, -3.0]}, "reward": -2.0, "terminated": True, "info": {"why": "crash"}}
+    assert shown["stop"] == crash
+    assert curves == {"ticks": [0, 1, 2], "curves": {"reward": [0.0, 0.25, -2.0]}}
 
 
 async def test_the_stop_is_the_end_of_a_recording(tmp_path: Path, tracking_db: str) -> None:
