@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
+from brayx.errors import ConfigError
+
 SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": False}
 """Keyword arguments of an option that is off by default: ``--x`` turns it on, ``--no-x`` off again."""
 
@@ -91,6 +93,44 @@ class Switch(argparse.Action):
         if negated and values is not None:
             raise argparse.ArgumentError(self, f"{option_string} takes no value")
         setattr(namespace, self.dest, not negated if values is None else values)
+
+
+class Settings(argparse.Action):
+    """Merges ``KEY=VALUE``, the value as in a job's YAML, into one dict; ``env_options`` are set one by one, too."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        from brayx.yaml_text import value_of
+
+        path, equals, text = values.partition("=")
+        name, _, key = path.partition(".")
+        if not equals or not name:
+            raise argparse.ArgumentError(self, f"is {values!r}, expected KEY=VALUE, such as epochs=4")
+        try:
+            value = value_of(text)
+        except ConfigError as error:
+            raise argparse.ArgumentError(self, f"is {values!r}: {error.message}") from None
+        settings = getattr(namespace, self.dest, {})
+        if name == "env_options" and key:
+            path, value = name, {**settings.get(name, {}), key: value}
+        setattr(namespace, self.dest, {**settings, path: value})
+
+
+class EnvOptions(Settings):
+    """Merges ``env_options.KEY=VALUE`` into a dict of the keyword arguments of an environment."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
+        option = values.removeprefix("env_options.")
+        if option == values:
+            raise argparse.ArgumentError(self, f"is {values!r}, expected env_options.KEY=VALUE")
+        super().__call__(parser, namespace, option)
+
+    @staticmethod
+    def add(parser: argparse.ArgumentParser) -> None:
+        """Adds it as ``--set``, and as ``env_kwargs`` of the result."""
+        parser.add_argument(
+            "--set", dest="env_kwargs", action=EnvOptions, default={}, metavar="env_options.KEY=VALUE",
+            help="keyword argument of the environment, as of the training; may be given again",
+        )  # fmt: skip
 
 
 def count(text: str) -> int:

@@ -30,6 +30,7 @@ from typing import Any
 import gymnasium
 
 from brayx.bridges.env_bodies import BEHAVIOUR, EnvBodies, SpacesBodies
+from brayx.command_line import EnvOptions
 from brayx.errors import ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.at_once import Game, play_at_once
@@ -174,12 +175,13 @@ def parser() -> argparse.ArgumentParser:
         "--at-once", type=int, default=1, metavar="GAMES",
         help="concurrent games over one tcp:// connection (default: 1)",
     )  # fmt: skip
+    EnvOptions.add(made)
     return made
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command ``brayx gamecore gym``; exit codes as for `brayx.gamecore.games.run_command`."""
-    return playing.run_command(parser(), argv, run_games, "env_id", "at_once")
+    return playing.run_command(parser(), argv, run_games, "env_id", "at_once", "env_kwargs")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
 from brayx.bridges.env_bodies import EnvBodies, TickBodies, jsonable
-from brayx.command_line import SWITCH
+from brayx.command_line import SWITCH, EnvOptions
 from brayx.components import load_module
 from brayx.errors import BrayxError, ConfigError
 from brayx.gamecore import games as playing
@@ -457,12 +457,13 @@ def parser() -> argparse.ArgumentParser:
         help="API to use if the environment has both (default: parallel)",
     )
     made.add_argument("--state", help="send the environment's state() with every tick and stop", **SWITCH)
+    EnvOptions.add(made)
     return made
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command ``brayx gamecore pettingzoo``; exit codes as for `brayx.gamecore.games.run_command`."""
-    return playing.run_command(parser(), argv, run_games, "env_id", "api", "state")
+    return playing.run_command(parser(), argv, run_games, "env_id", "api", "state", "env_kwargs")
 
 
 if __name__ == "__main__":

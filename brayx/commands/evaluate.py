@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import sys
 
-from brayx.command_line import SWITCH, count
+from brayx.command_line import SWITCH, EnvOptions, count
 from brayx.errors import ConfigError, StartupError
 from brayx.gamecore.auth import add_options
 from brayx.gamecore.doors import ON_HTTP_PORT
@@ -24,6 +24,7 @@ def options(parser: argparse.ArgumentParser) -> None:
         help="any game: {http_url}, {ws_url}, {tcp_url}, {grpc_url} become the doors' URLs; it writes each "
         "game's return as a line of its standard output",
     )  # fmt: skip
+    EnvOptions.add(parser)
     parser.add_argument("--at-once", type=count, default=4, metavar="N", help="games at once (default: 4)")
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the service (default: %(default)s)")
     parser.add_argument("--games", type=count, default=20, help="number of games (default: 20)")
@@ -69,6 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.url,
         arguments.env_id,
         gamecore=arguments.gamecore,
+        env_options=arguments.env_kwargs,
         games=arguments.games,
         at_once=arguments.at_once,
         door=arguments.door,

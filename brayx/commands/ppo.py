@@ -29,7 +29,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from brayx.command_line import Parser, Switch, count, say
+from brayx.command_line import Parser, Settings, Switch, count, say
 from brayx.errors import BrayxError, ConfigError, TrackingError
 from brayx.metrics.totals import mean_return
 from brayx.shutdown import end_within, wait_to_save
@@ -120,26 +120,6 @@ _RENAMED = {
 """Former options whose ``--set`` is not their name and value."""
 
 
-class _Set(argparse.Action):
-    """Merges ``KEY=VALUE``, the value as in a job's YAML, into one dict; ``env_options`` are set one by one, too."""
-
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: Any = None) -> None:
-        from brayx.jobs.document import value_of
-
-        path, equals, text = values.partition("=")
-        name, _, key = path.partition(".")
-        if not equals or not name:
-            raise argparse.ArgumentError(self, f"is {values!r}, expected KEY=VALUE, such as epochs=4")
-        try:
-            value = value_of(text)
-        except ConfigError as error:
-            raise argparse.ArgumentError(self, f"is {values!r}: {error.message}") from None
-        settings = getattr(namespace, self.dest, {})
-        if name == "env_options" and key:
-            path, value = name, {**settings.get(name, {}), key: value}
-        setattr(namespace, self.dest, {**settings, path: value})
-
-
 def _preset(env: str) -> dict[str, Any]:
     """The preset of an environment.
 
@@ -219,7 +199,7 @@ def options(parser: Parser) -> None:
     for name, (field, parse, text) in _FLAGS.items():
         common(f"--{name}", dest=field, metavar=name.replace("-", "_").upper(), type=parse, help=text)
     common(
-        "--set", dest="settings", action=_Set, metavar="KEY=VALUE",
+        "--set", dest="settings", action=Settings, metavar="KEY=VALUE",
         help="any other option of PPO, of its training or network, as a brayx.Trainer has it: --set epochs=4, "
         "--set target_return=475, --set network.hidden=[64,64]; may be given again",
     )  # fmt: skip
@@ -261,6 +241,9 @@ def run(arguments: argparse.Namespace) -> int:
     if outcome:
         say(outcome)
     if model:
+        if given := configs(chosen)[1].env_options:
+            options = [f"--set=env_options.{name}={json.dumps(value)}" for name, value in given.items()]
+            say(f"to evaluate it in the same environment: {shlex.join(['brayx', 'evaluate', chosen['env'], *options])}")
         elsewhere = ["--tracking", trial.uri] if chosen["tracking"] else []
         say(f"to serve it: {shlex.join(['brayx', 'serve', model, *elsewhere])}")
     return 130 if result.reason == "stopped" else 0

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from brayx.engines.base import ModelSpec
 
 CURVE_FILE = "curve.png"
+ENV_OPTIONS_TAG = "env_options"
+"""Tag of a version: the keyword arguments of the environment that it was trained in."""
 
 
 def drawn_curve(trial: Trial, title: str, target: float | None, x_axis: str) -> list[tuple[int, float]]:
@@ -56,11 +58,13 @@ def register_best(
         tags["return_error"] = f"{best.metrics[ERROR_OF_BEST]:.4g}"
     tags["project"] = trial.project
     tags |= {name: value for name, value in trial.tags().items() if name in (CONTRACT_TAG, BEHAVIOUR_TAG)}
+    if options := _env_options(trial.params()):
+        tags[ENV_OPTIONS_TAG] = options
     about = f"{played} of trial {trial.name!r} in project {trial.project!r}."
     champion = _champion(name, trial.uri)
     # Rounded like the tags, so that registering the same version again does not lose against itself.
-    is_rival = champion is not None and champion.tags.get(CONTRACT_TAG) == tags.get(CONTRACT_TAG)
-    stays = champion is not None and is_rival and _return_of(champion.tags) > _return_of(tags)
+    other = "" if champion is None else _other_game(champion.tags, tags)
+    stays = champion is not None and not other and _return_of(champion.tags) > _return_of(tags)
     alias = None if stays else "champion"
     last = trial.checkpoints()[-1]
     if onnx is not None:
@@ -72,9 +76,9 @@ def register_best(
         has = significant(last.metrics[BEST_METRIC]) if BEST_METRIC in last.metrics else "too few games"
         played += f" (the best checkpoint; the last, after {last.step:,}, has {has})"
     if champion is None or not stays:
-        if champion is not None and not is_rival:
+        if champion is not None and other:
             played += (
-                f"; version {champion.version}, the champion before, has another contract, so returns do not compare: "
+                f"; version {champion.version}, the champion before, has {other}, so returns do not compare: "
                 "to keep a champion of each, add --set project=NAME"
             )
         return new, f"champion: {name} version {new}, {played}"
@@ -83,6 +87,20 @@ def register_best(
         f"version {champion.version} with {champion.tags['return']} stays champion\n"
         f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
     )
+
+
+def _env_options(params: Mapping[str, str]) -> str:
+    """The keyword arguments of a trial's environment, as text; empty: it has none."""
+    named = {name.partition("env_options.")[2]: value for name, value in params.items() if "env_options." in name}
+    return ", ".join(f"{name}={value}" for name, value in sorted(named.items()))
+
+
+def _other_game(champion: Mapping[str, str], tags: Mapping[str, str]) -> str:
+    """Why the returns in two versions' tags do not compare; empty: they do."""
+    if champion.get(CONTRACT_TAG) != tags.get(CONTRACT_TAG):
+        return "another contract"
+    before, now = (version.get(ENV_OPTIONS_TAG, "") for version in (champion, tags))
+    return "" if before == now else f"other env_options ({before or 'none'} instead of {now or 'none'})"
 
 
 def register_trial(trial: Trial, name: str, spec: ModelSpec | None) -> tuple[int | None, str]:

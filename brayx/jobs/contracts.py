@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from brayx.errors import BadBody, ConfigError
 from brayx.gamecore.contract import ActionPart, Contract, ObservationSpec
-from brayx.jobs.document import value_of
 from brayx.text_files import read_text
+from brayx.yaml_text import value_of
 
 if TYPE_CHECKING:
     from brayx.jobs.config import JobConfig

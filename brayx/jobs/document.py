@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,42 +12,10 @@ import yaml
 from pydantic import BaseModel
 
 from brayx.errors import ConfigError, first_line
+from brayx.yaml_text import Loader, value_of
 
 Loc = tuple[str | int, ...]
 """Keys and indices that lead to a value."""
-
-
-class _Loader(yaml.SafeLoader):
-    """Loads YAML with ``1e-3`` as a number, dates as text, and an error for a key that is given twice."""
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-_EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$")
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _EXPONENT, list("-+0123456789"))
-
-
-def _number(loader: _Loader, node: yaml.ScalarNode) -> float | int:
-    """A float; but ``1e6``, which is often a count, is an integer."""
-    value = float(loader.construct_yaml_float(node))
-    return int(value) if _EXPONENT.match(str(node.value)) and value.is_integer() else value
-
-
-_Loader.add_constructor("tag:yaml.org,2002:float", _number)
-
-
-def value_of(text: str) -> Any:
-    """Parses a value from the command line as in a YAML file.
-
-    Raises:
-        ConfigError: it is not YAML.
-    """
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the value is not YAML: {getattr(error, 'problem', first_line(error))}") from None
 
 
 class JobFile:
@@ -63,7 +30,7 @@ class JobFile:
     @classmethod
     def parse(cls, text: str, file: str) -> JobFile:
         try:
-            loader = _Loader(text)
+            loader = Loader(text)
         except yaml.reader.ReaderError as error:
             line = text.count("\n", 0, error.position) + 1
             raise ConfigError(f"{file}:{line}: not YAML: {first_line(error)}", file=file) from None

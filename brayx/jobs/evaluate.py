@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from brayx import systems
@@ -93,6 +93,7 @@ def evaluate(
     env_id: str = "",
     *,
     gamecore: str = "",
+    env_options: Mapping[str, Any] | None = None,
     games: int = 20,
     at_once: int = 4,
     door: str | None = None,
@@ -112,6 +113,7 @@ def evaluate(
         gamecore: command of any game, with the placeholders of `brayx.jobs.gamecores.filled`. It writes the return of
             each finished game as a line of standard output, ``{"return": 1.0}`` or just the number. It may play one
             game or many: it is restarted until it has played its share, then stopped.
+        env_options: keyword arguments of the environment, for ``env_id``.
         games: number of games, shared among the processes.
         at_once: number of gamecore processes, at most one per game.
         door: ``http`` or ``ws``, for ``env_id``; None: as in the URL.
@@ -141,6 +143,7 @@ def evaluate(
         commands = [filled(gamecore, urls, door=urlsplit(url).scheme, index=index) for index in range(processes)]
     else:
         by_door = ["--door", door] if door is not None else []
+        by_door += [f"--set=env_options.{name}={json.dumps(value)}" for name, value in (env_options or {}).items()]
         commands = [
             [
                 *(sys.executable, "-m", "brayx.bridges.gym", env_id, "--url", url, *by_door),

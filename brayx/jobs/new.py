@@ -71,7 +71,7 @@ def new_project(name: str, template: str, parent: str | Path = ".") -> list[Path
     Raises:
         ConfigError: no such template, a name that no module can have, or a folder that already exists.
     """
-    from brayx.jobs.document import value_of
+    from brayx.yaml_text import value_of
 
     if template not in KINDS:
         raise ConfigError(f"template is {template!r}, expected one of {', '.join(KINDS)}", key="template")

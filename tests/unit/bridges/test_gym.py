@@ -232,6 +232,15 @@ def test_a_wrong_environment_argument() -> None:
         gym.run_games("CartPole-v1", "http://127.0.0.1:1", games=1, env_kwargs={"no_such": 1})
 
 
+def test_environment_arguments_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["CartPole-v1", "--url", "http://127.0.0.1:1", "--set"]
+    assert gym.main([*words, "env_options.no_such=1e-1"]) == 2
+    assert "no_such" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        gym.main([*words, "no_such=1"])
+    assert "'no_such=1', expected env_options.KEY=VALUE" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("door", ["http", "ws"])
 def test_a_failed_game_is_reported_and_the_next_started(
     app: EchoApp, address: str, door: Literal["http", "ws"], capsys: pytest.CaptureFixture[str]

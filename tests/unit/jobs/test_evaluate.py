@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -153,6 +154,13 @@ class Locked(EchoApp):
     def step(self, request: StepRequest) -> bytes:
         Keys({"arena": b"sixteen or more of them"}).check(request, time.time())
         return super().step(request)
+
+
+def test_the_environment_gets_its_arguments() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(StartupError, match="no_such"):
+            evaluate(url, "CartPole-v1", env_options={"no_such": "two words"}, games=1)
 
 
 def test_a_service_behind_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -118,8 +118,9 @@ def trained(job, tmp_path, tracking_db, monkeypatch):
     save_weights(folder / "weights.npz", {"net.weight": np.ones((2, 2), np.float32), "net.bias": np.ones(2, "f")})
     (folder / "meta.json").write_text(json.dumps({"counters": {"policy_version": 3}}))
 
-    def train(episode_return, say=lambda line: None, contract=None):
+    def train(episode_return, say=lambda line: None, contract=None, params=None):
         trial = Trial.open("p", "t", tracking_db, resume=False)
+        trial.log_params(params or {})
         if contract is not None:
             trial.set_tag(CONTRACT_TAG, contract)
         trial.save_checkpoint(
@@ -343,6 +344,14 @@ def test_a_champion_for_another_contract_is_no_rival(trained, tracking_db):
         "champion: p version 3, mean return 1 over 30 games after 100 env steps; version 1, the champion before, has "
         "another contract, so returns do not compare: to keep a champion of each, add --set project=NAME"
     )
+
+
+def test_a_champion_of_another_environment_is_no_rival(trained, tracking_db):
+    trained(50.0, params={"env_options": {"wind": 0.5}})
+    assert trained(49.0, params={"rollout": {"env_options": {"wind": 0.5}}})[1].startswith("registered as p version 2")
+    version, outcome = trained(1.0, params={"env_options": {}})
+    assert (version, champion(tracking_db)) == (3, 3)
+    assert "version 1, the champion before, has other env_options (wind=0.5 instead of none), so returns" in outcome
 
 
 @pytest.mark.parametrize("tag", [None, "good", "nan"])
