@@ -104,7 +104,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _is_set(value: Any) -> bool:
-    return value.any() if isinstance(value, np.ndarray) else bool(value)
+    return bool(value.any() if isinstance(value, np.ndarray) else value)
 
 
 def tick_of(tick: LiveTick, bodies: SessionBodies = SessionBodies()) -> TickDocument:
