@@ -11,6 +11,7 @@ viewer's clicks.
 from __future__ import annotations
 
 import base64
+import functools
 from typing import Literal
 from urllib.parse import urlsplit
 
@@ -30,6 +31,8 @@ _MAX_BODY_BYTES = 1 << 20
 _FORBID_FRAMES = {"Content-Security-Policy": "frame-ancestors 'none'", "X-Frame-Options": "DENY"}
 """Headers of every response."""
 _LOCAL = Hosts((), "this console has no keys and answers to localhost only")
+_CLIENT_GONE = 499
+"""Status of a response that nobody gets; nginx's code for it."""
 _PAGE = "/_nicegui"
 """Prefix of the page's own traffic. The page calls the API with the viewer's credentials, which are checked there."""
 
@@ -92,7 +95,10 @@ class AccessGuard:
                 return
             await refusal(error)(scope, receive, send)
             return
-        await self._app(scope, _bounded(receive), _forbidding_frames(send))
+        passed_on = self._app
+        if scope["type"] == "http" and scope["path"].startswith(_PAGE):
+            passed_on = functools.partial(_always_answered, self._app)
+        await passed_on(scope, _bounded(receive), _forbidding_frames(send))
 
     def _check(self, request: HTTPConnection) -> None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
@@ -121,6 +127,32 @@ def _bounded(receive: Receive) -> Receive:
         return message
 
     return receive_and_count
+
+
+async def _always_answered(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers for Engine.IO if a browser is gone before its request is read, as after an abandoned load: Engine.IO then
+    fails or sends nothing, and each of NiceGUI's middlewares would raise "No response returned".
+    """
+    is_gone = has_begun = False
+
+    async def receive_and_note() -> Message:
+        nonlocal is_gone
+        message = await receive()
+        is_gone = is_gone or message["type"] == "http.disconnect"
+        return message
+
+    async def send_and_note(message: Message) -> None:
+        nonlocal has_begun
+        has_begun = True
+        await send(message)
+
+    try:
+        await app(scope, receive_and_note, send_and_note)
+    except Exception:
+        if has_begun or not is_gone:
+            raise
+    if is_gone and not has_begun:
+        await Response(status_code=_CLIENT_GONE)(scope, receive, send)
 
 
 def _forbidding_frames(send: Send) -> Send:

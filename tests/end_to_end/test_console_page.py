@@ -525,14 +525,18 @@ def test_a_training_that_is_stopped_says_so_in_words(tmp_path: Path, browser: Br
         console, page = Console(match[1]), context.new_page()
         page.set_default_timeout(SHOWN_MS)
         until(lambda: any(trial["can_stop"] for trial in console.get("/api/trials")), "MLflow has the trial", WAIT_S)
+        overview = context.new_page()
+        overview.set_default_timeout(SHOWN_MS)
+        overview.goto(console.url)
         page.goto(f"{console.url}/trials")
         page.get_by_role("link", name="main", exact=True).click()
         expect(page.get_by_role("button", name="Stop training")).to_be_visible()
         page.goto(console.url)
         page.get_by_role("button", name="Stop training").click()
         page.get_by_role("dialog").get_by_role("button", name="Stop it").click()
-        expect(
-            page.get_by_text(re.compile(r"^Stopped\. Resume with: brayx train cartpole\.yaml --set "))
-        ).to_be_visible()
+        words = r"^Stopped\. This training has registered no version\. Resume with: brayx train cartpole\.yaml --set "
+        expect(page.get_by_text(re.compile(words))).to_be_visible()
+        expect(page.get_by_text("cartpole / main: ended")).to_be_visible()
+        expect(overview.get_by_text("The job has ended", exact=True)).to_be_visible()
         expect(page.locator("body")).to_have_class(re.compile("brayx-ended"))
         assert training.ended() == 130

@@ -1,10 +1,12 @@
 """The Chinese of the page's texts, by the English. Words in braces stand for values, which the page puts in.
 
-Texts that the API gives, such as errors, stay English.
+Texts that the API gives, such as errors, stay English, except for the counts in its lines about losses.
 """
 # ruff: noqa: RUF001  # Chinese punctuation
 
 from __future__ import annotations
+
+import re
 
 from brayx.console import verdict
 
@@ -37,6 +39,12 @@ CHINESE: dict[str, str] = {
     "finished": "已完成",
     "failed": "失败",
     "interrupted": "已中断",
+    # Charts of a trial
+    "Return in evaluation": "评估中的回报",
+    "Length of a game (last 100 games)": "一局的长度（最近 100 局）",
+    "Entropy (high: it still tries out actions)": "熵（高：仍在尝试各种动作）",
+    "Explained variance (1: it foresees the return)": "解释方差（1：完全预见回报）",
+    "Loss": "损失函数",
     # Verdicts
     "Just started": "刚刚开始",
     "It is learning": "正在学习",
@@ -112,8 +120,10 @@ CHINESE: dict[str, str] = {
     "Games": "局数",
     "Health": "运行状况",
     "Env steps": "环境步",
-    "Lag of the weights": "权重滞后",
-    "versions": "个版本",
+    "Age of the weights": "权重的滞后",
+    "{count} versions": "{count} 个版本",
+    "1 to 3 is normal": "1 到 3 属正常",
+    "answers to games": "对游戏的回答",
     "{lost} of the last {total} failed": "最近 {total} 局中 {lost} 局失败",
     "Requests refused": "被拒绝的请求",
     "since the start": "自启动以来",
@@ -129,7 +139,9 @@ CHINESE: dict[str, str] = {
     "Points": "分数",
     "95 % interval": "95% 区间",
     "Newest recording": "最新录像",
-    "{ticks} ticks, end: {end}": "{ticks} 个 tick，结束：{end}",
+    "1 tick": "1 个 tick",
+    "{ticks} ticks": "{ticks} 个 tick",
+    "{ticks}, end: {end}": "{ticks}，结束：{end}",
     # Without a job
     "No job is running here": "这里没有运行任务",
     "This console shows the tracking store {uri}": "这个控制台显示的是存储 {uri}",
@@ -386,8 +398,37 @@ CHINESE: dict[str, str] = {
     "Stop it": "停止",
     "It is stopping …": "正在停止 …",
     "Stopped.": "已停止。",
-    "Champion: version {version}.": "冠军：版本 {version}。",
+    "This training has registered no version.": "这次训练没有注册任何版本。",
+    "The champion is still version {version}.": "冠军仍是版本 {version}。",
+    "The job has ended": "任务已结束",
+    "ended": "已结束",
     "Resume with: {command}": "继续训练：{command}",
     "the same command": "同一条命令",
     "Trial": "实验",
 }
+
+_COUNTS = tuple(
+    (re.compile(english), chinese)
+    for english, chinese in (
+        (r"^([\d,]+) errors? in (\w+)$", r"\2 中有 \1 个错误"),
+        (r"^([\d,]+) fragments? dropped \((.*)\)$", r"丢弃 \1 个片段（\2）"),
+        (r"^([\d,]+) games? failed \((.*)\)$", r"\1 局失败（\2）"),
+        (r"^([\d,]+) gamecores? failed$", r"\1 个游戏进程出错退出"),
+        (r"^([\d,]+) ranks? of the learner failed, and all start again$", r"学习器的 \1 个进程失败，全部重新启动"),
+        (r"^([\d,]+) (?:frames?|ticks?) not recorded \((.*)\)$", r"\1 个画面或 tick 没有录下（\2）"),
+        (r"^([\d,]+) requests? refused \((.*)\)$", r"拒绝了 \1 个请求（\2）"),
+        (r"^lost: ", "损失："),
+        (r"([\d,]+) of the last ([\d,]+) games \((\d+%)\)", r"最近 \2 局中的 \1 局（\3）"),
+        (r"([\d,]+) of the last ([\d,]+) fragments \((\d+%)\)", r"最近 \2 个片段中的 \1 个（\3）"),
+        (r"^transitions dropped before the learner took them: ", "学习器取用之前丢弃的转移："),
+    )
+)
+"""Chinese of the counts in the API's lines about losses, by their English."""
+
+
+def chinese_line(line: str) -> str:
+    """A line about losses (`brayx.jobs.progress.error_lines`) in Chinese; the error in it stays as it is."""
+    count, newest, error = line.partition("; the newest: ")
+    for english, chinese in _COUNTS:
+        count = english.sub(chinese, count)
+    return count + (f"；最近一次：{error}" if newest else "")

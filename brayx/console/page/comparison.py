@@ -10,7 +10,7 @@ from brayx.console.comparisons import ComparedTickDocument, ComparisonDocument
 from brayx.console.models import ModelDocument
 from brayx.console.page.caller import ApiCaller
 from brayx.console.page.charts import Lines
-from brayx.console.page.frame import MUTED, Alert, number, sentence
+from brayx.console.page.frame import MUTED, Alert, number, reference_text, sentence
 from brayx.console.page.tick import ActionBars, fact
 from brayx.console.page.words import tr
 from brayx.console.ticks import TickDocument
@@ -190,10 +190,10 @@ class Compare:
         self._failure.say(error)
 
     def _put(self, comparison: ComparisonDocument) -> None:
-        against = _short(comparison.reference) if comparison.reference else tr("the recording")
+        against = reference_text(comparison.reference) if comparison.reference else tr("the recording")
         words = tr(
             "{version} against {other}, {ticks} ticks",
-            version=_short(comparison.version),
+            version=reference_text(comparison.version),
             other=against,
             ticks=number(comparison.ticks),
         )
@@ -231,7 +231,7 @@ class Compare:
                 ui.label(tr("This tick was left out of the comparison.")).classes(MUTED)
                 return
             for name, chosen in tick.chosen.items():
-                text = tr("{version}: action {action}", version=_short(self._query[name]), action=chosen.action)
+                text = tr("{version}: action {action}", version=reference_text(self._query[name]), action=chosen.action)
                 text += "" if chosen.value is None else ", " + tr("value {value}", value=number(chosen.value))
                 ui.label(text).classes("font-semibold").mark(f"compared-{name}")
                 bars = ActionBars(tr("It has no `logits`, or too many to keep them for every tick."), _COLOURS[name])
@@ -251,8 +251,3 @@ def _named(model: ModelDocument) -> dict[str, str]:
         marks = f" ({', '.join(version.aliases)})" if version.aliases else ""
         names[f"models:/{model.name}/{version.version}"] = f"{model.name} {version.version}{marks}"
     return names
-
-
-def _short(reference: str) -> str:
-    """``NAME VERSION``."""
-    return reference.removeprefix("models:/").replace("/", " ")

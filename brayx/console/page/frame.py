@@ -85,12 +85,14 @@ _END = """
       if (failed < 2) return;
       popup.firstElementChild.textContent = window.brayxEnd || TEXT;
       popup.lastElementChild.textContent = "";
+      for (const live of document.querySelectorAll("[data-ended]")) live.textContent = live.dataset.ended;
       document.body.classList.add("brayx-ended");
     }, 1000);
   });
 </script>
 """
-"""Replaces NiceGUI's "Trying to reconnect" by what has happened, once nothing answers any more."""
+"""Once nothing answers any more, replaces NiceGUI's "Trying to reconnect" by what has happened, and the text of each
+element with a property ``data-ended`` by that property."""
 _DARK = "localStorage.getItem('brayx-dark')"
 BROWSER_S = 10.0
 """Time for an answer of the browser."""
@@ -137,6 +139,12 @@ def frame(title: str, connect: Connect) -> Iterator[ApiCaller]:
     ui.timer(0.1, lambda: _restore(dark), once=True)
     with ui.column().classes("w-full max-w-6xl mx-auto p-2 sm:p-4 gap-4 items-stretch"):
         yield caller
+
+
+def until_end(element: ui.element, text: str) -> None:
+    """Replaces an element's text by another one once the job has ended."""
+    if element.props.get("data-ended") != text:  # an assignment sends the element again
+        element.props["data-ended"] = text
 
 
 def missing(connect: Connect) -> Callable[[], None]:
@@ -294,6 +302,16 @@ def with_games(text: str, games: float | None) -> str:
 def milliseconds(seconds: float | None) -> str:
     """A time in milliseconds; a dash for None."""
     return "-" if seconds is None else f"{progress.milliseconds(seconds)} ms"
+
+
+def reference_text(reference: str) -> str:
+    """A registered version as ``NAME VERSION``, from ``models:/NAME/VERSION``."""
+    return reference.removeprefix("models:/").replace("/", " ")
+
+
+def ticks_text(ticks: int) -> str:
+    """A number of ticks in words."""
+    return tr("1 tick") if ticks == 1 else tr("{ticks} ticks", ticks=number(ticks))
 
 
 def clock(at_s: float, *, seconds: bool = False) -> str:

@@ -22,16 +22,18 @@ from brayx.console.page.frame import (
     milliseconds,
     number,
     plus_minus,
+    reference_text,
     result_text,
     since,
     tile,
+    until_end,
 )
 from brayx.console.page.league import member_columns, points_of
 from brayx.console.page.listing import Listing
 from brayx.console.page.models import arm_listing
 from brayx.console.page.picture import Picture, PictureCard, newest_picture
 from brayx.console.page.stopping import StopButton
-from brayx.console.page.words import tr
+from brayx.console.page.words import in_words, tr
 from brayx.console.verdict import AHEAD, CLOSE, State, VerdictDocument
 from brayx.jobs.progress import lost_of
 from brayx.metrics import significant
@@ -154,7 +156,7 @@ class _Overview:
             for code, count in sorted(job.refusals.items())
             if not any(f"({code})" in line for line in job.errors)  # that line has the newest message, too
         ]
-        self._losses.set_text("\n".join([*job.errors, *refused]))
+        self._losses.set_text("\n".join([*map(in_words, job.errors), *refused]))
         self._losses.set_visibility(bool(job.errors or refused))
         self._doors.set_text("\n".join(f"{door:<5} {url}" for door, url in job.doors.items()) or tr("None."))
 
@@ -175,6 +177,8 @@ class _Verdict:
             self._progress.props(f'instant-feedback aria-label="{tr("progress")}"')
             self._done = ui.label().classes(f"text-sm {MUTED}")
             self._stop = StopButton(caller)
+        until_end(self._state, tr("The job has ended"))
+        until_end(self._done, "")
         self._colour = ""
 
     def show(self, job: JobDocument, overview: OverviewDocument) -> None:
@@ -195,7 +199,7 @@ class _Verdict:
         self._state.set_text(tr("No clear leader yet") if verdict.reason == CLOSE else tr(words, **values))
         self._reason.set_text(tr(verdict.reason, **values))
         for label, text in (
-            (self._cause, verdict.cause),
+            (self._cause, in_words(verdict.cause)),
             (self._advice, verdict.advice and tr(verdict.advice, **values)),
         ):
             label.set_text(text)
@@ -247,7 +251,11 @@ def _left(job: JobDocument, verdict: VerdictDocument) -> str:
 def _acting(job: JobDocument) -> list[str]:
     """What each model acts with."""
     return [
-        tr("{model} acts with {versions}", model=model, versions=" / ".join(versions) or tr("initial weights"))
+        tr(
+            "{model} acts with {versions}",
+            model=model,
+            versions=", ".join(map(reference_text, versions)) or tr("initial weights"),
+        )
         for model, versions in job.registered.items()
     ]
 
@@ -272,7 +280,7 @@ def _results(job: JobDocument, overview: OverviewDocument) -> dict[str, tuple[st
     if job.mode == "serve":
         tiles = {
             "Players now": (number(job.sessions), ""),
-            "Ticks/s": (number(round(numbers.get("ticks_per_s", 0.0))), ""),
+            "Ticks/s": (number(round(numbers.get("ticks_per_s", 0.0))), tr("answers to games")),
             "Answer, p50": (milliseconds(numbers.get("tick_seconds.p50")), ""),
             "Answer, p99": (milliseconds(numbers.get("tick_seconds.p99")), ""),
             **tiles,
@@ -331,11 +339,14 @@ def _health(job: JobDocument) -> dict[str, tuple[str, str]]:
     shown = {
         "Env steps": (number(numbers.get("env_steps")), ""),
         "Ticks/s": (number(round(numbers.get("ticks_per_s", numbers.get("env_steps_per_s", 0.0)))), ""),
-        "Lag of the weights": (significant(numbers.get("lag_versions", 0.0), 2), tr("versions")),
+        "Age of the weights": (
+            tr("{count} versions", count=significant(numbers.get("lag_versions", 0.0), 2)),
+            tr("1 to 3 is normal"),
+        ),
         "Sessions": (number(job.sessions), ""),
         "Games": (number(numbers.get("games")), failed),
         "Requests refused": (number(sum(job.refusals.values())), tr("since the start")),
     }
-    for name in () if job.mode == "train" else ("Env steps", "Lag of the weights", "Ticks/s", "Sessions"):
+    for name in () if job.mode == "train" else ("Env steps", "Age of the weights", "Ticks/s", "Sessions"):
         del shown[name]
     return shown

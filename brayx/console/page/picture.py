@@ -8,7 +8,7 @@ from typing import NamedTuple
 from nicegui import ui
 
 from brayx.console.page.caller import ApiCaller
-from brayx.console.page.frame import MUTED, number
+from brayx.console.page.frame import MUTED, number, ticks_text
 from brayx.console.page.recordings import end_in_words
 from brayx.console.page.words import tr
 from brayx.console.recordings import RecordingDocument, RecordingsDocument
@@ -69,7 +69,7 @@ class PictureCard:
         self._image.set_visibility(image is not None)
         if image is not None and self._image.source != image:
             self._image.set_source(image)
-        words = tr("{ticks} ticks, end: {end}", ticks=number(recording.ticks), end=end_in_words(recording.end))
+        words = tr("{ticks}, end: {end}", ticks=ticks_text(recording.ticks), end=end_in_words(recording.end))
         if recording.result is not None:
             words += ", " + tr("return {value}", value=number(recording.result))
         self._about.set_text(words)

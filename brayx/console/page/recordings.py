@@ -25,6 +25,7 @@ from brayx.console.page.frame import (
     loading,
     number,
     sentence,
+    ticks_text,
 )
 from brayx.console.page.listing import Listing, counted
 from brayx.console.page.play import BoardGrid
@@ -296,7 +297,7 @@ class _Recorded:
         self._cause.set_visibility(bool(recorded.cause))
         facts = [
             clock(recording.began_s, seconds=True),
-            tr("{ticks} ticks, end: {end}", ticks=number(recording.ticks), end=end_in_words(recording.end)),
+            tr("{ticks}, end: {end}", ticks=ticks_text(recording.ticks), end=end_in_words(recording.end)),
         ]
         if recording.result is not None:
             facts.append(tr("return {value}", value=number(recording.result)))

@@ -9,7 +9,7 @@ from nicegui import ui
 from brayx.console.documents import DoneDocument
 from brayx.console.overview import JobDocument, OverviewDocument
 from brayx.console.page.caller import ApiCaller
-from brayx.console.page.frame import BROWSER_S, confirmed, control
+from brayx.console.page.frame import BROWSER_S, confirmed, control, until_end
 from brayx.console.page.words import tr
 
 
@@ -25,6 +25,7 @@ class StopButton(ui.button):
         question = tr("Stop this training? It saves a last checkpoint, and the same command resumes it.")
         if not await confirmed(question, tr("Stop it")):
             return
+        until_end(self, tr("Stopped."))
         job: JobDocument = await self._caller.get(JobDocument, "/api/job")
         # The browser gets its last words first, since the console may end before anything else reaches it.
         last = json.dumps(await _last_words(self._caller, job))
@@ -41,6 +42,8 @@ async def _last_words(caller: ApiCaller, job: JobDocument) -> str:
     """What the page says once the training has stopped."""
     overview: OverviewDocument = await caller.get(OverviewDocument, "/api/job/overview")
     champion = overview.champion
-    crowned = "" if champion is None else tr("Champion: version {version}.", version=champion.version)
+    crowned = "" if job.league else tr("This training has registered no version.")  # a league registers as it trains
+    if champion is not None:
+        crowned += " " + tr("The champion is still version {version}.", version=champion.version)
     resume = tr("Resume with: {command}", command=job.command or tr("the same command"))
-    return " ".join(filter(None, (tr("Stopped."), crowned, resume)))
+    return " ".join(filter(None, (tr("Stopped."), crowned.strip(), resume)))

@@ -21,18 +21,27 @@ from brayx.console.page.frame import (
     heading,
     number,
     since,
+    until_end,
 )
 from brayx.console.page.listing import Listing, TableCell, counted, returned
 from brayx.console.page.stopping import StopButton
 from brayx.console.page.words import tr
 from brayx.console.trials import CurvesDocument, TrialDocument
-from brayx.metrics.charts import GROUPS, RETURN_CHART, grouped
+from brayx.metrics.charts import CHARTS, GROUPS, RETURN_CHART, grouped
 from brayx.tracking.finding import NEWEST
 
 _KEY_CHARTS = 4
 """Charts that are shown first; the others are folded by group."""
-_KEYS = (RETURN_CHART, "eval/return", "learner/entropy", "learner/explained_variance", "learner/loss", "tick/per_s")
-"""The most telling charts: the first few that a trial has are its key charts."""
+_KEYS = {
+    RETURN_CHART: "Return of the last 100 games",
+    "eval/return": "Return in evaluation",
+    CHARTS["episode_length.last100"]: "Length of a game (last 100 games)",
+    CHARTS["entropy"]: "Entropy (high: it still tries out actions)",
+    CHARTS["explained_variance"]: "Explained variance (1: it foresees the return)",
+    CHARTS["loss"]: "Loss",
+    CHARTS["ticks_per_s"]: "Ticks/s",
+}
+"""Titles of the most telling charts, the most telling first: the first few that a trial has are its key charts."""
 _MOST_COMPARED = 6
 """Trials in one chart."""
 
@@ -163,6 +172,7 @@ class _Trial:
         self._opened: set[str] = set()
         self._charts: dict[str, Lines] = {}
         self._grids: dict[str, ui.grid] = {}
+        self._shown_keys: list[str] = []
         self.panel = Panel(self._load, self._build, every_s=5.0)
 
     async def _load(self) -> _Seen:
@@ -203,6 +213,8 @@ class _Trial:
     def _show(self, seen: _Seen) -> None:
         trial = seen.trial
         self._title.set_text(self._run_id if trial is None else f"{trial.project} / {trial.name}: {tr(trial.status)}")
+        if trial is not None and trial.can_stop:
+            until_end(self._title, f"{trial.project} / {trial.name}: {tr('ended')}")
         self._about.set_text("" if trial is None else trial.champion)
         self._mlflow.set_visibility(trial is not None)
         self._mlflow.props["href"] = "" if trial is None else trial.page
@@ -214,11 +226,19 @@ class _Trial:
                 if group not in self._grids:
                     self._add_group(group, place)
         keys = key_charts(seen.curves)
+        if keys != self._shown_keys:  # the first games end later than the first updates
+            self._shown_keys = keys
+            self._keys.clear()
+            for name in keys:
+                if name in self._charts:  # in an opened group
+                    self._charts[name].delete()
+            self._charts = {name: chart for name, chart in self._charts.items() if not chart.is_deleted}
         for name, points in seen.curves.items():
             if name not in self._charts:
                 group = next((group for group, names in seen.groups.items() if name in names), "")
+                title = tr(_KEYS[name]) if name in keys else name
                 with self._keys if name in keys else self._grids[group]:
-                    self._charts[name] = Lines(tr("env steps"), name, height="h-48")
+                    self._charts[name] = Lines(tr("env steps"), title, height="h-48")
             self._charts[name].show({name: [] if is_straight(points) and name not in keys else points})
 
     def _add_group(self, group: str, place: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from nicegui import ui
 
-from brayx.console.page.chinese import CHINESE
+from brayx.console.page.chinese import CHINESE, chinese_line
 
 
 def tr(english: str, **values: Any) -> str:
@@ -22,6 +22,11 @@ def tr(english: str, **values: Any) -> str:
     """
     text = CHINESE.get(english, english) if is_chinese() else english
     return text.format(**values) if values else text
+
+
+def in_words(line: str) -> str:
+    """A line of the API about losses in the viewer's language."""
+    return chinese_line(line) if is_chinese() else line
 
 
 def is_chinese() -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import engineio
 import httpx
 import pytest
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import PlainTextResponse, Response
+from starlette.types import Message, Receive, Scope, Send
 
 from brayx.console.guard import AccessGuard, ConsoleKeys, basic
 from brayx.errors import ConfigError
@@ -64,3 +66,24 @@ async def test_a_key_that_is_missing_or_wrong_is_asked_for(authorization: str) -
 def test_a_key_of_the_console_has_a_scope() -> None:
     with pytest.raises(ConfigError, match="'game'"):
         ConsoleKeys(Keys(SECRETS | {"game": b"g" * 64}))
+
+
+async def test_a_load_that_the_browser_abandons_is_answered_quietly() -> None:
+    server = engineio.ASGIApp(engineio.AsyncServer(async_mode="asgi"), engineio_path="/_nicegui_ws/socket.io/")
+
+    async def passed_on(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        return await call_next(request)  # as NiceGUI's middlewares do
+
+    app = BaseHTTPMiddleware(AccessGuard(server, None), passed_on)
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/_nicegui_ws/socket.io/", "query_string": b"EIO=4",
+             "headers": [(b"host", b"localhost")], "http_version": "1.1", "server": ("localhost", 1)}  # fmt: skip
+    await app(scope, receive, send)
+    assert sent[0]["type"] == "http.response.start"

@@ -1,5 +1,7 @@
 """The page's texts in Chinese, and which language a browser asks for."""
 
+# ruff: noqa: RUF001  # Chinese punctuation
+
 from __future__ import annotations
 
 import ast
@@ -10,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from brayx.console import verdict
-from brayx.console.page import frame, guides, recordings
-from brayx.console.page.chinese import CHINESE
+from brayx.console.page import frame, guides, recordings, trials
+from brayx.console.page.chinese import CHINESE, chinese_line
 from brayx.console.page.words import prefers_chinese
+from brayx.jobs import progress
 from brayx.metrics import charts
 
 PAGE = Path(frame.__file__).parent
@@ -29,7 +32,7 @@ def texts(file: Path) -> Iterator[str]:
 def test_every_text_has_a_chinese_one_with_the_same_values() -> None:
     used = {text for file in PAGE.glob("*.py") for text in texts(file)}
     assert len(used) > 40, "they are found"
-    used |= {*recordings._ENDS.values(), *recordings._WHY.values()}
+    used |= {*recordings._ENDS.values(), *recordings._WHY.values(), *trials._KEYS.values()}
     assert {*used, *verdict.REASONS, *verdict.ADVICE, *frame.PAGES, *charts.GROUPS.values()} - CHINESE.keys() == set()
     for english, chinese in CHINESE.items():
         assert re.findall(r"[一-鿿]", chinese), english
@@ -48,6 +51,19 @@ def test_no_chinese_text_is_left_over() -> None:
     states = {"finished", "failed", "interrupted"}  # of trials
     counters = {"counted", "broken off", "contradictory", "refused"}  # of a league's games
     assert CHINESE.keys() - literals - states - counters == set()
+
+
+def test_lines_about_losses_are_chinese_around_their_errors() -> None:
+    counts = {f"{metric}.stale": 1_200.0 for metric in progress._WHAT}
+    shares = {"games_in_window": 83.0, "games_failed_in_window": 17.0}
+    numbers = counts | shares | {"fragments_in_window": 20.0, "fragments_lost_in_window": 1.0}
+    lines = progress.error_lines(numbers, dict.fromkeys(counts, "KeyError: 'x'"))
+    assert len(lines) == len(counts) + 1
+    for line in lines:
+        count, _, error = chinese_line(line).partition("；最近一次：")
+        assert not re.search("[a-z]", re.sub("stale|tick", "", count)), count
+        assert error == ("" if line.startswith("lost") else "KeyError: 'x'")
+    assert chinese_line("lost: 17 of the last 100 games (17%)") == "损失：最近 100 局中的 17 局（17%）"
 
 
 @pytest.mark.parametrize(
