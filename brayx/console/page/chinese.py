@@ -417,6 +417,7 @@ _COUNTS = tuple(
         (r"^([\d,]+) ranks? of the learner failed, and all start again$", r"学习器的 \1 个进程失败，全部重新启动"),
         (r"^([\d,]+) (?:frames?|ticks?) not recorded \((.*)\)$", r"\1 个画面或 tick 没有录下（\2）"),
         (r"^([\d,]+) requests? refused \((.*)\)$", r"拒绝了 \1 个请求（\2）"),
+        (r"^self-play has no results$", "自我对弈没有结果"),
         (r"^lost: ", "损失："),
         (r"([\d,]+) of the last ([\d,]+) games \((\d+%)\)", r"最近 \2 局中的 \1 局（\3）"),
         (r"([\d,]+) of the last ([\d,]+) fragments \((\d+%)\)", r"最近 \2 个片段中的 \1 个（\3）"),
