@@ -41,7 +41,8 @@ from brayx.jobs.progress import Progress
 from brayx.jobs.recorded import contract_to_resume, record_contract, with_resumed_contract
 from brayx.jobs.result import TrainResult
 from brayx.jobs.trainee import Trainees
-from brayx.jobs.training import READY_TIMEOUT_S, JobTraining, Snapshot
+from brayx.jobs.training import JobTraining, Snapshot
+from brayx.jobs.watching import READY_TIMEOUT_S
 from brayx.jobs.weights import pooled
 from brayx.model.arms import WeightSource
 from brayx.tracking import Trial, initialise, tracking_uri

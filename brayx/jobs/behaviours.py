@@ -23,8 +23,8 @@ from brayx.jobs.document import nearest
 from brayx.jobs.result import promote
 from brayx.jobs.sources import Sources
 from brayx.jobs.trainee import T, Trainees
-from brayx.jobs.training import READY_TIMEOUT_S, Snapshot
-from brayx.jobs.watching import IDLE_S, Idle
+from brayx.jobs.training import Snapshot
+from brayx.jobs.watching import IDLE_S, READY_TIMEOUT_S, Idle
 from brayx.metrics.totals import joined
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from brayx.errors import BrayxError, DeadlineExceeded, StartupError
+from brayx.errors import BrayxError, DeadlineExceeded
 from brayx.jobs.champion import drawn_curve
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.environments import lag_notes
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from brayx.trainer.config import TrainerConfig
     from brayx.trainer.loop import TrainingSummary
 
-READY_TIMEOUT_S = 180.0
-"""Deadline of the learner's first weights."""
 LOOK_S = 0.25
 _END_S = 20.0
 """Deadline for all parts together to end, apart from the learner of a finished training."""
@@ -239,10 +237,9 @@ class JobTraining(abc.ABC):
         """Watches until the learner's stream is over; ends the stream when no more data can arrive.
 
         Raises:
-            StartupError: the learner publishes no weights.
             BrayxError: a source failed, or a rollout failed permanently; or as `Watch.look`.
         """
-        began, learning = time.monotonic(), self.learning
+        learning = self.learning
         plays = not self.job.rollouts and all(source.demonstration for source in self.job.sources.values())
         must_connect = [*self.urls.values()] if plays else []
         steps = max(_batch_steps(self.job, trainee.config) for trainee in learning.trainees.values())
@@ -262,8 +259,6 @@ class JobTraining(abc.ABC):
             for line in self.carry_out_requests():
                 self.progress.say(line)
             if (newest := self.newest()) is not None:
-                if "policy_version" not in newest[0] and time.monotonic() - began > READY_TIMEOUT_S:
-                    raise StartupError(f"no weights came within {READY_TIMEOUT_S:g} s; the learner {learning.state()}")
                 watch.look(*newest)
 
     def _result(self, began: float, seconds: float, summary: TrainingSummary | None) -> TrainResult:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from brayx.jobs.trainee import RunningLearner
     from brayx.trainer.loop import TrainingSummary
 
+READY_TIMEOUT_S = 180.0
+"""Deadline of the learner's first weights."""
 FIRST_STEP_TIMEOUT_S = 20.0
 NEXT_STEP_TIMEOUT_S = 180.0
 """Longest time with errors and no env steps. After the first step it is longer, since a replica may be restarting."""
@@ -348,6 +350,7 @@ class Watch:
         self._returns = Returns()
         self._updates_before: float | None = None
         self._learns = False
+        self._began, self._published = deadlines.now(), False
 
     def look(self, numbers: Mapping[str, float], notes: Mapping[str, str]) -> None:
         """Shows the newest numbers, and ends a training that cannot go on.
@@ -357,7 +360,7 @@ class Watch:
 
         Raises:
             AgentError: errors take too large a share of the games or fragments.
-            StartupError: no data arrives, only errors; or no game connects.
+            StartupError: no data arrives, only errors; no game connects; or the learner publishes no weights.
             DeadlineExceeded: enough data arrives, but the learner makes no update.
         """
         games, say = self._games, self._progress.say
@@ -377,6 +380,10 @@ class Watch:
             say(f"it is learning: its first update came with {numbers.get('env_steps', 0.0):,.0f} env steps")
         workers = sum(rollout.running for rollout in self._rollouts)
         self._progress.update(numbers, gamecores=games.running, workers=workers, note=last, errors=errors)
+        # A hub that was restarted lacks the version until the next weights.
+        self._published = self._published or "policy_version" in numbers
+        if not self._published and deadlines.now() - self._began > READY_TIMEOUT_S:
+            raise StartupError(f"no weights came within {READY_TIMEOUT_S:g} s; the learner {self._learner.state()}")
         if self._silence.is_over(numbers):
             raise StartupError(f"{self._silence.verdict()}; {newest}")
         failures = games.failures + sum(rollout.failures for rollout in self._rollouts)

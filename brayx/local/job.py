@@ -21,7 +21,8 @@ from brayx.jobs.handles import offer
 from brayx.jobs.recorded import contract_to_resume, with_resumed_contract
 from brayx.jobs.result import TrainResult
 from brayx.jobs.trainee import Trainees
-from brayx.jobs.training import LOOK_S, READY_TIMEOUT_S, JobTraining, Snapshot
+from brayx.jobs.training import LOOK_S, JobTraining, Snapshot
+from brayx.jobs.watching import READY_TIMEOUT_S
 from brayx.ports import check_ports
 from brayx.temporary import temporary_files
 from brayx.tracking import Trial, check_writable, tracking_uri

@@ -15,6 +15,7 @@ from brayx.jobs.watching import (
     FIRST_STEP_TIMEOUT_S,
     IDLE_S,
     NEXT_STEP_TIMEOUT_S,
+    READY_TIMEOUT_S,
     STALLED_TIMEOUT_S,
     Idle,
     Losses,
@@ -113,6 +114,19 @@ def test_the_first_update_is_said_once_also_of_a_resumed_run() -> None:
     assert out.getvalue().count("it is learning") == 2
 
 
+def test_a_learner_without_weights_ends_a_training_but_a_hub_that_was_restarted_does_not(monkeypatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("brayx.clock.now", clock)
+    progress = Progress("t", num_steps=1, log_interval=1, console=Console(file=io.StringIO()))
+    never, restarted = (Watch(progress, Starting(), Gamecores([], {}, "."), [], 8, None) for _ in range(2))
+    never.look({}, {})
+    restarted.look({"policy_version": 124.0}, {})
+    clock.now = READY_TIMEOUT_S + 1
+    restarted.look({}, {})
+    with pytest.raises(StartupError, match="no weights came within 180 s; the learner has published no weights"):
+        never.look({}, {})
+
+
 URLS = ["http://127.0.0.1:8000", "tcp://127.0.0.1:8001"]
 
 
@@ -162,7 +176,7 @@ def test_a_person_who_starts_the_games_is_waited_for_and_told_so_each_minute() -
         games = Gamecores([bridge], {"tcp": URLS[1]}, ".")
         progress = Progress("t", num_steps=1, log_interval=1, console=Console(file=out, width=1000))
         watch = Watch(progress, Starting(), games, [], 8, None, URLS, by_hand=True)
-        watch.look({}, {})
+        watch.look({"policy_version": 1.0}, {})
         clock.now = NEXT_STEP_TIMEOUT_S + 1
         watch.look({"requests_refused.bad_body": 1.0}, {})
         for _ in range(3):
