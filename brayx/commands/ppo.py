@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -234,10 +235,9 @@ def run(arguments: argparse.Namespace) -> int:
     result, trial, (model, outcome) = train(chosen, stop)
     _write_course(chosen["course"], result)
     print(_line(_summary_of(result, began), trial.run_id), flush=True)
-    if result.reason == "stopped" and not (model or outcome):
-        outcome = (
-            "brayx: interrupted: no version is registered; the same command resumes" + " without --new" * chosen["new"]
-        )
+    if result.reason == "stopped":
+        resume = "no version is registered; the same command resumes" + " without --new" * chosen["new"]
+        say(f"brayx: interrupted: {'the evaluation is given up' if outcome else resume}")
     if outcome:
         say(outcome)
     if model:
@@ -428,10 +428,11 @@ def _progress(every: int, total: int) -> Callable[[int, int, Mapping[str, float]
         if update % every and env_steps < total:
             return
         rate = (env_steps - first[0]) / max(time.monotonic() - began, 1e-9)
+        left = f", {timedelta(seconds=round((total - env_steps) / rate))} left" if rate and env_steps < total else ""
         print(
             f"update {update}: {env_steps:,} of {total:,} env steps, {rate:,.0f}/s, "
             f"return {mean_return(numbers)}, kl {numbers.get('approx_kl', float('nan')):.4f}, "
-            f"entropy {numbers.get('entropy', float('nan')):.3f}",
+            f"entropy {numbers.get('entropy', float('nan')):.3f}{left}",
             file=sys.stderr,
             flush=True,
         )

@@ -43,17 +43,14 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Draws the curves, and prints the picture's path."""
     from brayx.tracking import find_trial, tracking_uri
-    from brayx.tracking.curves import curve, draw, save, trials_with
+    from brayx.tracking.curves import curve, draw, labels, save, trials_with
     from brayx.tracking.store import DEFAULT_FILE
     from brayx.urls import sqlite_path
 
     uri = tracking_uri(arguments.tracking)
     trials = [find_trial(reference, uri) for reference in arguments.trials] or trials_with(arguments.metric, uri)
-    several = len({trial.project for trial in trials}) > 1
-    curves = [
-        (f"{trial.project}: {trial.name}" if several else trial.name, curve(trial, arguments.metric, arguments.x))
-        for trial in trials
-    ]
+    named = zip(labels(trials), trials, strict=True)
+    curves = [(label, curve(trial, arguments.metric, arguments.x)) for label, trial in named]
     if not arguments.save_fig:
         print_result("\n".join(f"{label}: {points[-1][1]:g} at {points[-1][0]:,.0f}" for label, points in curves))
         return 0

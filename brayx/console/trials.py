@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated, TypeVar
 
 import numpy as np
@@ -46,7 +46,9 @@ class TrialDocument(Document):
     ended_s: float | None = None
     """Unix time; null: it has not ended."""
     page: str = ""
-    """Its project's page in MLflow: at the tracking server, or at `mlflow ui` on this machine."""
+    """Its page in MLflow: at the tracking server, or at `mlflow ui` on this machine."""
+    project_page: str = ""
+    """Its project's page in MLflow, with the return as a column."""
     can_stop: bool = False
     """Whether this console can stop it: the console's job trains it or the league it belongs to, and can be
     interrupted."""
@@ -77,11 +79,12 @@ def routes(source: Source) -> APIRouter:
         stoppable = job.get("run_id") if job.get("can_stop") else None
         server = source.uri.rstrip("/") if source.uri.startswith("http") else MLFLOW_UI
         seconds = {job.get("run_id"): job.get("numbers", {}).get("seconds")}  # newer than MLflow's
-        pages = [replace(row, page=server + row.page, seconds=seconds.get(row.run_id) or row.seconds) for row in rows]
         shown, can_stop = [], False
-        for row in pages:
+        for row in rows:
             can_stop = row.run_id == stoppable or (row.is_child and can_stop)  # children follow their parent
-            shown.append(TrialDocument(**asdict(row), can_stop=can_stop))
+            links = {"page": server + row.page, "project_page": server + row.project_page}
+            newest = links | {"seconds": seconds.get(row.run_id) or row.seconds, "can_stop": can_stop}
+            shown.append(TrialDocument(**asdict(row) | newest))
         return shown
 
     @router.get("/{run_id}")

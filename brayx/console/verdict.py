@@ -9,10 +9,12 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from pydantic import computed_field
+
 from brayx.console.documents import Document
 from brayx.errors import BadBody
 from brayx.jobs.progress import lost_of
-from brayx.metrics.declarations import WINDOW_GAMES
+from brayx.metrics.declarations import WINDOW_GAMES, significant
 from brayx.metrics.totals import QUIET_S, RETURN_ERROR, points_of
 
 _FAILING, _LOSING = 0.5, 0.05
@@ -90,7 +92,7 @@ class VerdictDocument(Document):
 
     state: State
     reason: str
-    """A sentence; words in braces, such as ``{steps}``, stand for `values`."""
+    """The sentence of `text` before its words in braces, such as ``{steps}``, are replaced by `values`."""
     values: dict[str, float | str] = {}
     advice: str = ""
     """What to do; empty: nothing."""
@@ -100,6 +102,14 @@ class VerdictDocument(Document):
     """Share of the training that is done, from 0 to 1; null: unknown."""
     left_s: float | None = None
     """Seconds until the training ends at the present rate; null: unknown."""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def text(self) -> str:
+        """The reason as a sentence."""
+        numbers = {key: value for key, value in self.values.items() if not isinstance(value, str)}
+        texts = {key: f"{n:,.0f}" if float(n).is_integer() else significant(n, 3) for key, n in numbers.items()}
+        return self.reason.format(**self.values | texts)
 
 
 def verdict_of_training(

@@ -76,6 +76,23 @@ def draw(curves: Sequence[tuple[str, Curve]], *, metric: str, against: str) -> F
     return figure
 
 
+def labels(trials: Sequence[Trial]) -> list[str]:
+    """Names of trials in a legend: with the project if there are several, and with what tells apart those of one name:
+    the settings that differ, or else the id."""
+    projects = len({trial.project for trial in trials})
+    names = [f"{trial.project}: {trial.name}" if projects > 1 else trial.name for trial in trials]
+    for name in {name for name in names if names.count(name) > 1}:
+        places = [place for place, other in enumerate(names) if other == name]
+        settings = [trials[place].params() for place in places]
+        keys = sorted({key for params in settings for key in params if len({its.get(key) for its in settings}) > 1})
+        marks = [", ".join(f"{key}={params.get(key, 'default')}" for key in keys[:3]) for params in settings]
+        if len(set(marks)) < len(marks):
+            marks = [trials[place].run_id[:8] for place in places]
+        for place, mark in zip(places, marks, strict=True):
+            names[place] = f"{name} ({mark})"
+    return names
+
+
 def trials_with(metric: str, uri: str) -> list[Trial]:
     """The trials that have the metric, oldest first.
 

@@ -29,6 +29,9 @@ EXPERIMENT_TAGS = {
 """Tags of every project."""
 
 
-def page_of(experiment_id: str) -> str:
-    """The page of a project in MLflow, below the address of its server: its runs, with the return as a column."""
+def page_of(experiment_id: str, run_id: str = "") -> str:
+    """The page of a run in MLflow, below the address of its server; without one its project's: its runs, with the
+    return as a column."""
+    if run_id:
+        return f"/#/experiments/{experiment_id}/runs/{run_id}?workflowType=machine_learning"
     return f"/#/experiments/{experiment_id}/runs?workflowType=machine_learning&viewStateShareKey={_VIEW}"

@@ -37,7 +37,7 @@ class TrialRow:
             a search, the one that its trials were compared by.
         games: number of games in that mean; None: not written.
         error: that mean's standard error; None: not written.
-        page: its project's page in MLflow, below the address of MLflow's server.
+        page, project_page: its page in MLflow and its project's, below the address of MLflow's server.
         champion: ``NAME version N`` if the champion of a registered model comes from this trial; otherwise empty.
         is_child: it belongs to the trial above, as a player's trial to its league's, and is named after the player.
         run_id: MLflow's id of it.
@@ -59,6 +59,7 @@ class TrialRow:
     ended_s: float | None = None
     error: float | None = None
     page: str = ""
+    project_page: str = ""
     points: float | None = None
     seconds: float | None = None
 
@@ -97,6 +98,7 @@ def trials(uri: str, project: str = "") -> list[TrialRow]:
             run.info.start_time / 1e3,
             run.info.end_time / 1e3 if run.info.end_time else None,
             run.data.metrics.get(CHARTS[RETURN_ERROR]),
+            page_of(run.info.experiment_id, run.info.run_id),
             page_of(run.info.experiment_id),
             max(points[run.info.run_id].values(), default=_points_in_parent(run, points)),
             run.data.metrics.get(CHARTS[SECONDS]),

@@ -379,6 +379,7 @@ CHINESE: dict[str, str] = {
     "No metrics yet.": "还没有指标。",
     "Return by player": "各玩家的回报",
     "MLflow (`mlflow ui` must run)": "MLflow（需要先运行 `mlflow ui`）",
+    "MLflow's table of the project": "MLflow 里这个项目的表格",
     "Settings": "设置",
     "Without a group": "未分组",
     "Return of the last 100 games": "最近 100 局的平均回报",

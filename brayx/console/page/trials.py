@@ -202,6 +202,7 @@ class _Trial:
             ui.link(tr("Models"), "/models")
             ui.link(tr("Recordings"), "/recordings")
             self._mlflow = ui.link(tr("MLflow (`mlflow ui` must run)"), "", new_tab=True)
+            self._table = ui.link(tr("MLflow's table of the project"), "", new_tab=True)
         self._none = empty(tr("No metrics yet."))
         self._players = Lines(tr("env steps"), tr("Return by player"), height="h-64")
         self._keys = ui.grid().classes("w-full grid-cols-1 sm:grid-cols-2 gap-3")
@@ -216,8 +217,9 @@ class _Trial:
         if trial is not None and trial.can_stop:
             until_end(self._title, f"{trial.project} / {trial.name}: {tr('ended')}")
         self._about.set_text("" if trial is None else trial.champion)
-        self._mlflow.set_visibility(trial is not None)
-        self._mlflow.props["href"] = "" if trial is None else trial.page
+        for link, page in ((self._mlflow, trial and trial.page), (self._table, trial and trial.project_page)):
+            link.set_visibility(bool(page))
+            link.props["href"] = page or ""
         self._button.set_visibility(trial is not None and trial.can_stop)
         self._none.set_visibility(not seen.groups)
         self._players.show(seen.players)

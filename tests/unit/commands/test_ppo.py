@@ -180,6 +180,16 @@ def test_a_training_of_few_updates_has_a_line_of_progress_too(capsys):
     assert line.endswith("return - (0 games), kl nan, entropy 1.400"), "no episode has ended"
 
 
+def test_progress_says_how_long_the_training_still_takes(capsys):
+    show = _progress(1, 3)
+    for update in (1, 2, 3):
+        show(update, update, {})
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert "left" not in first, "no rate yet"
+    assert second.endswith(", 0:00:00 left")
+    assert "left" not in third, "it has ended"
+
+
 def test_progress_has_the_number_of_games_of_a_return_and_digits_of_a_small_one(capsys):
     numbers = {"episode_return.last100": 0.0412, "games_in_window": 7, "games_failed_in_window": 2, "entropy": 1.4}
     _progress(1, 4_000)(1, 2_048, numbers)
@@ -334,5 +344,5 @@ def test_ctrl_c_gives_up_a_long_evaluation_and_what_was_learned_is_kept(tracking
     assert process.returncode == 130, said
     result = json.loads(out.splitlines()[-1])
     assert "eval_return_mean" not in result
-    assert said.endswith("brayx: interrupted: no version is registered; the same command resumes\n")
+    assert "brayx: interrupted: the evaluation is given up\n" in said, "the training has ended"
     assert Trial.attach(tracking_db, result["trial"]).latest_checkpoint() is not None

@@ -43,6 +43,14 @@ async def test_only_the_trial_of_a_job_that_can_be_interrupted_can_be_stopped(tr
             trials = (await client.get("/api/trials", params={"project": "p"})).json()
     stoppable = {trial["run_id"]: trial["can_stop"] for trial in trials}
     assert stoppable == {before.run_id: False, running.run_id: can_stop, child.run_id: can_stop}
+    for trial in trials:
+        run = f"/runs/{trial['run_id']}?workflowType=machine_learning"
+        assert trial["page"].startswith("http://127.0.0.1:5000/#/experiments/")
+        assert trial["page"].endswith(run), "of this trial, not of the list"
+        assert (
+            trial["project_page"]
+            == f"{trial['page'].removesuffix(run)}/runs?{run.partition('?')[2]}&viewStateShareKey=brayx"
+        )
 
 
 def test_settings_that_differ_and_curves_that_show_nothing() -> None:

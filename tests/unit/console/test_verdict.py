@@ -29,6 +29,8 @@ def test_a_rising_return_is_learning_with_its_share_and_the_time_left() -> None:
     assert (learning.state, learning.share, learning.left_s) == ("learning", 0.5, 50.0)
     assert (learning.reason, learning.values["rise"], learning.values["steps"]) == (verdict.ROSE, 50.0, 5000.0)
     assert learning.advice == ""
+    assert VerdictDocument.model_validate_json(learning.model_dump_json()) == learning
+    assert learning.model_dump()["text"] == "The return rose by 50 in the last 5,000 env steps."
 
 
 def test_a_return_below_that_of_a_while_ago_has_fallen() -> None:

@@ -8,7 +8,7 @@ from brayx.commands import cli
 from brayx.errors import ConfigError
 from brayx.metrics import Recorder
 from brayx.tracking import Trial
-from brayx.tracking.curves import curve, draw, trials_with
+from brayx.tracking.curves import curve, draw, labels, trials_with
 from brayx.tracking.hub import Hub
 
 
@@ -65,6 +65,15 @@ def test_every_curve_is_drawn_with_its_label():
     assert [line.get_label() for line in axes.lines] == ["a", "b"]
     assert axes.lines[0].get_xydata().tolist() == [[0, 1], [2, 3]]
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("seconds", "return")
+
+
+def test_trials_of_one_name_are_told_apart_by_the_settings_that_differ_or_else_by_id(tracking_db):
+    named = [Trial.open("project", "same", tracking_db, resume=False) for _ in range(2)]
+    other = Trial.open("project", "other", tracking_db)
+    ids = [f"same ({trial.run_id[:8]})" for trial in named]
+    assert labels([*named, other]) == [*ids, "other"]
+    named[1].log_params({"gamma": 0.9})
+    assert labels([*named, other]) == ["same (gamma=default)", "same (gamma=0.9)", "other"]
 
 
 def test_the_command_writes_a_picture_or_says_why_not(trials, tmp_path, command):
