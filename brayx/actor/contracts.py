@@ -38,6 +38,12 @@ def contract_of(start: Any, expected: Contract | None, missing: Collection[str] 
     Raises:
         BadBody: it is no contract, or it does not fit the expected one; names the fields.
     """
+    if not isinstance(start, Mapping) or start.get("contract") is None:
+        raise BadBody(
+            "the start has no contract, expected one in JSON: `GET /` of this service has it as `example.start`, and "
+            "`brayx check JOB.yaml --env ID` prints that of an environment",
+            field="contract",
+        )
     if expected is None:
         if isinstance(start, Mapping) and isinstance(start.get("contract"), str):
             raise BadBody("contract is an id, but no contract is known yet: send the whole one", field="contract")

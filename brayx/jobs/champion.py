@@ -64,7 +64,7 @@ def register_best(
     champion = _champion(name, trial.uri)
     # Rounded like the tags, so that registering the same version again does not lose against itself.
     other = "" if champion is None else _other_game(champion.tags, tags)
-    stays = champion is not None and not other and _return_of(champion.tags) > _return_of(tags)
+    stays = champion is not None and not other and _number(champion.tags, "return") > _number(tags, "return")
     alias = None if stays else "champion"
     last = trial.checkpoints()[-1]
     if onnx is not None:
@@ -75,7 +75,10 @@ def register_best(
     if last.step != best.step:
         has = significant(last.metrics[BEST_METRIC]) if BEST_METRIC in last.metrics else "too few games"
         played += f" (the best checkpoint; the last, after {last.step:,}, has {has})"
+    chance = champion is not None and not other and _may_be_chance(champion.tags, tags)
     if champion is None or not stays:
+        if champion is not None and chance:
+            played += f"; version {champion.version}, the champion before, has {champion.tags['return']}: within chance"
         if champion is not None and other:
             played += (
                 f"; version {champion.version}, the champion before, has {other}, so returns do not compare: "
@@ -84,7 +87,8 @@ def register_best(
         return new, f"champion: {name} version {new}, {played}"
     return new, (
         f"registered as {name} version {new}, {played}; "
-        f"version {champion.version} with {champion.tags['return']} stays champion\n"
+        f"version {champion.version} with {champion.tags['return']} stays champion"
+        f"{', though the difference is within chance' if chance else ''}\n"
         f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
     )
 
@@ -101,6 +105,12 @@ def _other_game(champion: Mapping[str, str], tags: Mapping[str, str]) -> str:
         return "another contract"
     before, now = (version.get(ENV_OPTIONS_TAG, "") for version in (champion, tags))
     return "" if before == now else f"other env_options ({before or 'none'} instead of {now or 'none'})"
+
+
+def _may_be_chance(champion: Mapping[str, str], tags: Mapping[str, str]) -> bool:
+    """Whether the 95 % intervals of two versions' returns overlap; false if one is not known."""
+    between = abs(_number(champion, "return") - _number(tags, "return"))
+    return between <= 1.96 * (_number(champion, "return_error") + _number(tags, "return_error"))
 
 
 def register_trial(trial: Trial, name: str, spec: ModelSpec | None) -> tuple[int | None, str]:
@@ -164,10 +174,10 @@ def _champion(name: str, uri: str) -> PoolEntry | None:
         return None
 
 
-def _return_of(tags: Mapping[str, str]) -> float:
-    """The return in a version's tags; NaN if it cannot be read, so that every comparison is false."""
+def _number(tags: Mapping[str, str], name: str) -> float:
+    """A number in a version's tags; NaN if it cannot be read, so that every comparison is false."""
     try:
-        return float(tags["return"])
+        return float(tags[name])
     except (KeyError, ValueError):
         return float("nan")
 

@@ -144,6 +144,7 @@ CHINESE: dict[str, str] = {
     "{ticks}, end: {end}": "{ticks}，结束：{end}",
     # Without a job
     "No job is running here": "这里没有运行任务",
+    "No job is running here. In training: {trials}": "这里没有运行任务。正在训练：{trials}",
     "This console shows the tracking store {uri}": "这个控制台显示的是存储 {uri}",
     "Nothing is here yet. Start with `brayx new NAME`, then `brayx train NAME.yaml`.": (
         "这里还什么都没有。先运行 `brayx new NAME`，再运行 `brayx train NAME.yaml`。"

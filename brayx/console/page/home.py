@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from nicegui import ui
@@ -54,7 +55,7 @@ class Home:
     """The page."""
 
     def __init__(self) -> None:
-        ui.label(tr("No job is running here")).classes("text-2xl font-bold").mark("verdict")
+        self._state = ui.label().classes("text-2xl font-bold").mark("verdict")
         self._about = ui.label().classes(f"break-all {MUTED}")
         self._none = empty(tr("Nothing is here yet. Start with `brayx new NAME`, then `brayx train NAME.yaml`."))
         self._projects = self._section("Projects")
@@ -92,6 +93,12 @@ class Home:
 
     def show(self, seen: Seen) -> None:
         """Shows the newest answers."""
+        trained = running(seen.trials)
+        self._state.set_text(
+            tr("No job is running here. In training: {trials}", trials=trained)
+            if trained
+            else tr("No job is running here")
+        )
         self._about.set_text(tr("This console shows the tracking store {uri}", uri=seen.tracking))
         self._project_rows.show(_projects(seen))
         self._trial_rows.show([trial for trial in seen.trials if not trial.is_child][:_FEW])
@@ -100,6 +107,11 @@ class Home:
         self._projects.set_visibility(bool(seen.trials))
         self._trials.set_visibility(bool(seen.trials))
         self._recordings.set_visibility(bool(seen.recordings))
+
+
+def running(trials: Sequence[TrialDocument]) -> str:
+    """Names of the trials that train, in processes which this console does not reach; empty: none does."""
+    return ", ".join(trial.name for trial in trials if trial.status == "running" and not trial.is_child)
 
 
 def _projects(seen: Seen) -> list[_Project]:

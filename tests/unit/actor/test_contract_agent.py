@@ -143,6 +143,13 @@ async def test_a_game_with_another_contract_is_refused_by_field(change: Mapping[
         await game.start(**change)
 
 
+@pytest.mark.parametrize("body", [b"", b"{}", b"[1]"])
+async def test_a_start_without_a_contract_is_told_where_to_find_one(body: bytes) -> None:
+    game = Game({**DISCRETE}, Fixed(logits=logits(0, 9, 0)))
+    with pytest.raises(BadBody, match=r"`GET /` of this service .* `brayx check JOB.yaml --env ID`"):
+        await game.actor.start("session", body)
+
+
 async def test_bodies_are_read_as_the_session_s_contract_encodes_them() -> None:
     game = Game(HYBRID, Fixed(logits=(logits(0, 9), logits(9, 0, 0)), mean=logits(0.5), log_std=logits(0)), "serve")
     await game.start(encoding="packed")

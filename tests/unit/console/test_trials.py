@@ -9,12 +9,15 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from pydantic import TypeAdapter
 
 from brayx.children import Channel
 from brayx.console.api import create_app
 from brayx.console.job import ConsoleJob
+from brayx.console.page.home import running
 from brayx.console.page.trials import differing, is_straight, key_charts
 from brayx.console.source import Source
+from brayx.console.trials import TrialDocument
 from brayx.tracking import Trial
 
 
@@ -51,6 +54,16 @@ async def test_only_the_trial_of_a_job_that_can_be_interrupted_can_be_stopped(tr
             trial["project_page"]
             == f"{trial['page'].removesuffix(run)}/runs?{run.partition('?')[2]}&viewStateShareKey=brayx"
         )
+
+
+async def test_the_home_page_names_the_trials_that_other_processes_train(tracking_db: str) -> None:
+    ended, trained = (Trial.open("p", name, tracking_db) for name in ("ended", "trained"))
+    Trial.open("p", "player", tracking_db, parent=trained)
+    ended.finish()
+    transport = httpx.ASGITransport(create_app(Source(tracking_db)))
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        reply = (await client.get("/api/trials")).content
+    assert running(TypeAdapter(list[TrialDocument]).validate_json(reply)) == "trained"
 
 
 def test_settings_that_differ_and_curves_that_show_nothing() -> None:

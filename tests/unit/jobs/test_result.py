@@ -19,6 +19,7 @@ from brayx.jobs.champion import behaviour_pool, best_of, champions, register_bes
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contracts import BEHAVIOUR_TAG, CONTRACT_TAG, plain_name
 from brayx.jobs.result import TrainResult, end_reason, promote
+from brayx.metrics import ERROR_OF_BEST
 from brayx.model.build import build_model
 from brayx.tracking import Trial, files_of, find
 from brayx.tracking.clerk import Clerk
@@ -118,14 +119,13 @@ def trained(job, tmp_path, tracking_db, monkeypatch):
     save_weights(folder / "weights.npz", {"net.weight": np.ones((2, 2), np.float32), "net.bias": np.ones(2, "f")})
     (folder / "meta.json").write_text(json.dumps({"counters": {"policy_version": 3}}))
 
-    def train(episode_return, say=lambda line: None, contract=None, params=None):
+    def train(episode_return, say=lambda line: None, contract=None, params=None, error=None):
         trial = Trial.open("p", "t", tracking_db, resume=False)
         trial.log_params(params or {})
         if contract is not None:
             trial.set_tag(CONTRACT_TAG, contract)
-        trial.save_checkpoint(
-            folder, 100, {} if episode_return is None else {"episode_return": episode_return, "games": 30}
-        )
+        metrics = {} if episode_return is None else {"episode_return": episode_return, "games": 30}
+        trial.save_checkpoint(folder, 100, metrics | ({} if error is None else {ERROR_OF_BEST: error}))
         return promote(job, TRAINER, say, lambda function, *args: function(trial, *args))
 
     return train
@@ -318,6 +318,14 @@ def test_a_champion_is_replaced_by_what_is_not_worse(trained, tracking_db):
         played = f"mean return {episode_return:.3g} over 30 games after 100 env steps"
         assert trained(episode_return) == (version, f"champion: p version {version}, {played}")
         assert champion(tracking_db) == version
+
+
+def test_a_difference_of_two_returns_within_chance_is_said(trained):
+    trained(50.0, error=1.0)
+    assert trained(53.0, error=1.0)[1].endswith("; version 1, the champion before, has 50: within chance")
+    assert ", though the difference is within chance\n" in trained(51.0, error=1.0)[1]
+    assert "chance" not in trained(58.0, error=1.0)[1]
+    assert "chance" not in trained(58.0)[1], "its error is not known"
 
 
 def test_a_better_champion_stays_until_the_alias_is_moved(trained, tracking_db):
