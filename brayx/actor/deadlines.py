@@ -27,6 +27,10 @@ logger = limited(__name__)
 _LEAST_SWEEP_S = 0.01
 _MAX_SWEEP_S = 0.25
 _LEASE_CHECK_S = 0.05
+_SILENT = 0.25
+"""Share of ``idle_timeout_s`` after which a session without a request counts as silent."""
+_MANY_SILENT = 20
+"""Silent sessions from which a warning asks whether the game sends ``stop``."""
 _now = clock.now
 
 
@@ -220,11 +224,16 @@ class Sweeper:
     Args:
         living: the sessions and their tasks; the table changes this mapping.
         services: what the table's sessions use.
+
+    Attributes:
+        silence: how many sessions are silent, and why that may be; empty if none is.
     """
 
     def __init__(self, living: Mapping[Session, asyncio.Task[None]], services: SessionServices) -> None:
         self._living = living
         self._services = services
+        self._has_warned = False
+        self.silence = ""
 
     async def run(self) -> None:
         """Sweeps until cancelled, often enough to be late by a quarter of the shortest limit at most."""
@@ -241,6 +250,7 @@ class Sweeper:
             self._sweep(now, self._services.config)
 
     def _sweep(self, now: float, config: SessionConfig) -> None:
+        silent, silent_s = 0, config.idle_timeout_s * _SILENT
         for session, task in list(self._living.items()):
             if session.began:
                 if session.began < now - config.tick_timeout_s and not session.timed_out:
@@ -256,6 +266,22 @@ class Sweeper:
                 session.end("disconnect")
             elif session.last_seen < now - config.idle_timeout_s:
                 session.end("idle")
+            elif session.last_seen < now - silent_s:
+                silent += 1
+        self._tell(silent, silent_s, config)
+
+    def _tell(self, silent: int, silent_s: float, config: SessionConfig) -> None:
+        """Notes how many sessions are silent, and warns once when they become many."""
+        self.silence = ""
+        if silent:
+            self.silence = (
+                f"{silent} of {len(self._living)} sessions have sent nothing for {silent_s:g} s: does your game send "
+                "stop at the end of each game? Without it a session ends after "
+                f"actor.idle_timeout_s ({config.idle_timeout_s:g} s)"
+            )
+        if silent >= _MANY_SILENT and not self._has_warned:
+            logger.warning("%s", self.silence)
+        self._has_warned = silent >= _MANY_SILENT
 
     def _forgive(self, away_s: float, now: float) -> None:
         """Adds the time of a suspended process to all limits: it heard no client, and no actor could answer."""

@@ -85,7 +85,8 @@ class SessionTable(Service):
         self._living: dict[Session, asyncio.Task[None]] = {}
         self._ends = Ends()
         self._calls = _StatelessCalls(make_actor, self._services.config)
-        self._sweeper: asyncio.Task[None] | None = None
+        self._sweeper = Sweeper(self._living, self._services)
+        self._sweeping: asyncio.Task[None] | None = None
         self.is_shut = False
         """No new session starts."""
         self._closed = False
@@ -179,7 +180,7 @@ class SessionTable(Service):
         elif self.is_shut:
             reply(start_refused())
         elif len(self._sessions) >= most:
-            reply(ServiceFull(f"this replica runs {len(self._sessions)} sessions, at most {most}"))
+            reply(ServiceFull(self._full()))
         elif len(self._living) >= 2 * most:
             reply(
                 ServiceFull(f"{len(self._living) - len(self)} sessions of this replica are ending, at most {most} may")
@@ -187,6 +188,11 @@ class SessionTable(Service):
         else:
             session = self._make_session(name, announced=request.seq is not None, holder=request.holder)
             self._enter(session, partial(self._open, session, request, reply))
+
+    def _full(self) -> str:
+        most = self._services.config.actors_per_worker
+        full = f"{len(self)} sessions run here, at most {most} may (actor.actors_per_worker)"
+        return "; ".join(filter(None, (full, self._sweeper.silence)))
 
     def resume(self, name: str, snapshot: SessionSnapshot, request: StepRequest, reply: Reply) -> None:
         """Resumes a session that ran in another process; this process has claimed its id.
@@ -229,8 +235,8 @@ class SessionTable(Service):
         live = self._live(session, opening)
         self._living[session] = asyncio.get_running_loop().create_task(live, context=session.context)
         self._living[session].add_done_callback(lambda _: self._living.pop(session))
-        if self._sweeper is None:
-            self._sweeper = asyncio.create_task(Sweeper(self._living, self._services).run())
+        if self._sweeping is None:
+            self._sweeping = asyncio.create_task(self._sweeper.run())
 
     async def _live(self, session: Session, opening: Callable[[], Awaitable[bool]]) -> None:
         """A session's task, from its opening to its end."""
@@ -400,8 +406,8 @@ class SessionTable(Service):
                 task.cancel()
             if late:
                 await asyncio.wait(late, timeout=_LAST_WORD_S)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         await self._calls.close(reason, _LAST_WORD_S)
 
 

@@ -11,6 +11,7 @@ from brayx.errors import (
     BadBody,
     DeadlineExceeded,
     OutOfSequence,
+    ServiceFull,
     SessionLost,
 )
 from brayx.metrics import Recorder
@@ -58,6 +59,26 @@ async def test_idle_sessions_end_with_their_reason_and_busy_ones_go_on() -> None
     with pytest.raises(SessionLost) as lost:
         await bench.ask("tick", "idle")
     assert lost.value.details == {"reason": "idle"}
+
+
+async def test_games_that_never_stop_are_named_in_a_warning_and_where_they_fill_the_service(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    bench = Bench(idle_timeout_s=40.0, actors_per_worker=20)
+    for number in range(20):
+        await bench.ask("start", str(number))
+    for session in bench.table._sessions.values():
+        session.last_seen -= 30.0  # silent, and not idle yet
+    silence = "20 of 20 sessions have sent nothing for 10 s: does your game send stop at the end of each game?"
+    await until(lambda: silence in caplog.text)
+    with pytest.raises(ServiceFull) as full:
+        await bench.ask("start", "one more")
+    assert "at most 20 may (actor.actors_per_worker); " + silence in str(full.value)
+    assert "actor.idle_timeout_s (40 s)" in str(full.value)
+    for number in range(20):
+        await bench.ask("tick", str(number), b"1")
+    await until(lambda: not bench.table._sweeper.silence)
+    assert caplog.text.count(silence) == 1, "one warning, however long it lasts"
 
 
 async def test_a_release_that_hangs_is_given_up_after_the_ticks_deadline() -> None:
