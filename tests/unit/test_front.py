@@ -85,7 +85,8 @@ def test_evaluate_plays_against_a_url() -> None:
     with serving(EchoApp(lambda body: b'{"action":0}')) as address:
         played = brayx.evaluate(f"http://{address}", "CartPole-v1", games=2)
     assert isinstance(played, Evaluation)
-    assert repr(played).endswith(f"over 2 games (lowest {min(played.returns):g}, highest {max(played.returns):g})")
+    assert "over 2 games (standard deviation " in repr(played)
+    assert repr(played).endswith(f", lowest {min(played.returns):g}, highest {max(played.returns):g})")
 
 
 def test_serve_opens_the_jobs_doors_for_evaluate_until_its_block_ends(tracking_db: str) -> None:

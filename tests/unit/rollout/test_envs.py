@@ -45,8 +45,8 @@ def test_options_reach_the_environment():
     ("env", "options", "why"),
     [
         ("CartPoll-v1", {}, "'CartPoll-v1': .*'CartPole-v1'"),
-        ("CartPole-v11", {}, "'CartPole-v11': .*'CartPole-v1'$"),
-        ("Nope-v1", {}, "'Nope-v1': [^']*'[^']*'$"),
+        ("CartPole-v11", {}, "'CartPole-v11': .*'CartPole-v1'; write MODULE:CartPole-v11 if a module"),
+        ("Nope-v1", {}, "'Nope-v1': [^']*'[^']*'; write MODULE:Nope-v1 if a module"),
         ("missing:Nope-v1", {}, "'missing:Nope-v1': .*missing"),
         ("Pendulum-v1", {"vectorization": "native"}, "no native vector environment"),
         ("Pendulum-v1", {"options": {"gravity": 1}}, "unexpected keyword argument 'gravity'"),
@@ -67,7 +67,7 @@ def test_the_number_of_environments_is_at_least_one(count):
 
 def test_an_id_is_checked_without_making_the_environment():
     check_env("Pendulum-v1")
-    with pytest.raises(ConfigError, match=r"'pendulum-v1': .*'Pendulum-v1'$"):
+    with pytest.raises(ConfigError, match=r"'pendulum-v1': .*'Pendulum-v1'; write MODULE:pendulum-v1 if"):
         check_env("pendulum-v1")
 
 
@@ -77,7 +77,7 @@ def test_only_atari_ids_are_refused_with_the_atari_extra(monkeypatch):
         with pytest.raises(ConfigError, match=r"`pip install 'brayx\[atari\]'`"):
             check_env(env)
     for env in ("Nope-v0", "Nope-v4", "Nope-v5"):
-        with pytest.raises(ConfigError, match=f"'{env}': [^']*'[^']*'$"):
+        with pytest.raises(ConfigError, match=f"'{env}': [^']*'[^']*'; write MODULE:{env} if a module[^']*$"):
             check_env(env)
 
 
