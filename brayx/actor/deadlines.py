@@ -29,8 +29,8 @@ _MAX_SWEEP_S = 0.25
 _LEASE_CHECK_S = 0.05
 _SILENT = 0.25
 """Share of ``idle_timeout_s`` after which a session without a request counts as silent."""
-_MANY_SILENT = 20
-"""Silent sessions from which a warning asks whether the game sends ``stop``."""
+_MANY_SILENT = 0.5
+"""Share of ``actors_per_worker`` from which silent sessions cause a warning: they will fill the service."""
 _now = clock.now
 
 
@@ -271,7 +271,7 @@ class Sweeper:
         self._tell(silent, silent_s, config)
 
     def _tell(self, silent: int, silent_s: float, config: SessionConfig) -> None:
-        """Notes how many sessions are silent, and warns once when they become many."""
+        """Notes how many sessions are silent, and warns once when they fill half of the service."""
         self.silence = ""
         if silent:
             self.silence = (
@@ -279,9 +279,10 @@ class Sweeper:
                 "stop at the end of each game? Without it a session ends after "
                 f"actor.idle_timeout_s ({config.idle_timeout_s:g} s)"
             )
-        if silent >= _MANY_SILENT and not self._has_warned:
+        are_many = silent >= _MANY_SILENT * config.actors_per_worker
+        if are_many and not self._has_warned:
             logger.warning("%s", self.silence)
-        self._has_warned = silent >= _MANY_SILENT
+        self._has_warned = are_many
 
     def _forgive(self, away_s: float, now: float) -> None:
         """Adds the time of a suspended process to all limits: it heard no client, and no actor could answer."""

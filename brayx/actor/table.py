@@ -183,7 +183,7 @@ class SessionTable(Service):
             reply(ServiceFull(self._full()))
         elif len(self._living) >= 2 * most:
             reply(
-                ServiceFull(f"{len(self._living) - len(self)} sessions of this replica are ending, at most {most} may")
+                ServiceFull(f"{len(self._living) - len(self)} sessions are ending here, at most {most} may")
             )
         else:
             session = self._make_session(name, announced=request.seq is not None, holder=request.holder)
