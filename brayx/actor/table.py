@@ -182,9 +182,7 @@ class SessionTable(Service):
         elif len(self._sessions) >= most:
             reply(ServiceFull(self._full()))
         elif len(self._living) >= 2 * most:
-            reply(
-                ServiceFull(f"{len(self._living) - len(self)} sessions are ending here, at most {most} may")
-            )
+            reply(ServiceFull(f"{len(self._living) - len(self)} sessions are ending here, at most {most} may"))
         else:
             session = self._make_session(name, announced=request.seq is not None, holder=request.holder)
             self._enter(session, partial(self._open, session, request, reply))
