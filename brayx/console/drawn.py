@@ -84,12 +84,14 @@ class RecordedDrawing:
                     return
 
     def board(self, episode: Recording, tick: int) -> BoardDocument | None:
-        """The board of a recorded tick; None: the job draws none. Errors as for `frame`."""
+        """The board of a recorded tick, or of the stop at the index after the last; None: the job draws none. Errors
+        as for `frame`.
+        """
         if self._board is None:
             return None
-        body = state_of(episode, tick).input
+        state = (stop_of(episode) if tick == len(episode) else None) or state_of(episode, tick)
         try:
-            return checked_board(load(*self._board)(body))
+            return checked_board(load(*self._board)(state))
         except BrayxError:
             raise
         except (Exception, SystemExit) as error:  # a user's function may raise anything
@@ -121,10 +123,21 @@ def state_of(episode: Recording, tick: int) -> State:
     return state
 
 
-def _parsed(start: str, body: bytes) -> Any:
-    """A tick's body as agents see it: by the contract in the session's start, or else as JSON or text."""
+def stop_of(episode: Recording) -> State | None:
+    """The state of a recorded session's stop; None: it had no body."""
+    last = episode.read(len(episode) - 1, names=[])
+    if not (body := last.stop[-1]):
+        return None
+    return State(
+        episode.session, tick=int(last.number[-1]) + 1, kind="stop", input=_parsed(episode.start, body, "stop")
+    )
+
+
+def _parsed(start: str, body: bytes, kind: str = "tick") -> Any:
+    """A tick's or stop's body as agents see it: by the contract in the session's start, or else as JSON or text."""
     try:
-        return ContractBodies(Contract.parse(body_of(start.encode(errors="surrogateescape")))).decode(body)
+        bodies = ContractBodies(Contract.parse(body_of(start.encode(errors="surrogateescape"))))
+        return bodies.decode_stop(body) if kind == "stop" else bodies.decode(body)
     except BadBody:
         return body_of(body)
 

@@ -69,7 +69,7 @@ class BoardDocument(Document):
     line: Annotated[list[tuple[int, int]], Field(max_length=1024)] = []
     """Row and column of each cell that decided the game, such as four in a row."""
     result: Literal["win", "draw", "loss"] | None = None
-    """The human's result; null: the game goes on, or was given up."""
+    """The human's result, in a recording the agent's; null: the game goes on, or was given up."""
 
 
 class GameDocument(Document):

@@ -82,8 +82,8 @@ class BoardConfig(BaseModel):
     """Function in it, ``(opponent)``, that returns a generator: one game, which yields requests of its agents' sessions
     and, when the human is to move, boards."""
     draw: str = ""
-    """Function in it, ``(body)``, that returns the board of a recorded tick's body, for the page of a recording; empty:
-    there is none."""
+    """Function in it, ``(state)``, that returns the board of a recorded tick or stop, for the page of a recording, with
+    the result of its agent; empty: there is none."""
 
 
 class FreeConfig(BaseModel):

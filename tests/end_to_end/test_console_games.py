@@ -147,7 +147,7 @@ def test_a_human_plays_in_the_page_by_keyboard_and_touch(served: tuple[Serving, 
         expect(page.get_by_text("Your move.")).to_be_visible()
         page.get_by_role("button", name="play column 1").click()
         expect(page.get_by_text("What the agent is thinking")).to_be_visible()
-        expect(page.get_by_text(re.compile(r"▸ +\d +\d+\.\d%"))).to_be_visible()
+        expect(page.get_by_text(re.compile(r"▸column [1-7] +\d+\.\d%"))).to_be_visible()
         until(lambda: stones(page) >= 4, "the agent has answered", WAIT_S)
         expect(page.get_by_text("Your move.")).to_be_visible()
         page.get_by_role("button", name="Give up").click()
@@ -161,16 +161,19 @@ def test_a_human_plays_in_the_page_by_keyboard_and_touch(served: tuple[Serving, 
         expect(page.get_by_role("button", name="Play again")).to_be_enabled()
         expect(page.get_by_role("button", name="play column")).to_have_count(0)
 
-        def with_moves() -> list[str]:
+        def finished() -> list[str]:
             listed = console.get("/api/recordings", end="stop")["recordings"]
-            return [recording["id"] for recording in listed if recording["ticks"] > 1]
+            return [recording["id"] for recording in listed if recording["result"] is not None]
 
-        until(with_moves, "it is recorded", WAIT_S)
-        page.goto(f"{console.url}/recordings/{with_moves()[0]}")
+        until(finished, "it is recorded", WAIT_S)
+        page.goto(f"{console.url}/recordings/{finished()[0]}")
         expect(page.get_by_role("group", name="board")).to_be_visible()
         first = stones(page)
         page.keyboard.press("End")
-        until(lambda: stones(page) > first, "the board of the last tick is drawn", WAIT_S)
+        until(lambda: stones(page) > first, "the board of the stop is drawn", WAIT_S)
+        expect(
+            page.get_by_text(re.compile(r"^The agent plays red\. (The agent (wins|loses)|A draw)\.$"))
+        ).to_be_visible()
         assert overflow(page) == 0
 
 

@@ -325,6 +325,8 @@ CHINESE: dict[str, str] = {
     "Keys 1 to {keys} play the first {keys} moves; Tab and Enter any.": (
         "数字键 1 到 {keys} 走前 {keys} 种走法；Tab 和 Enter 可走任意一种。"
     ),
+    "The agent wins.": "智能体赢了。",
+    "The agent loses.": "智能体输了。",
     "You win.": "你赢了。",
     "You lose.": "你输了。",
     "A draw.": "平局。",

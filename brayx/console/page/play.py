@@ -43,6 +43,8 @@ class _Play:
     def __init__(self, caller: ApiCaller, opponent: str) -> None:
         self._caller, self._first_opponent = caller, opponent
         self._game: GameDocument | None = None
+        self._labels: dict[Any, str] = {}
+        """Labels of the moves that boards have shown, by the move's number."""
         self._busy, self._after = False, 0
         heading(tr("Play against a version"))
         self._none = empty("")
@@ -126,6 +128,7 @@ class _Play:
             self._busy = False
             self._new.enable()
         self._game = game
+        self._labels |= {move.move: move.label for move in game.board.moves if type(move.move) is int}
         against = _named(game.opponent) or await self._acting(game)
         self._about.set_text(
             " ".join(
@@ -159,8 +162,9 @@ class _Play:
                     TicksDocument, "/api/sessions/ticks", session=session, after=self._after
                 )
                 self._after = newest.after
-                if newest.ticks and newest.ticks[-1].probabilities:
-                    self._bars.show(newest.ticks[-1].probabilities, newest.ticks[-1].action)
+                if newest.ticks and (shares := newest.ticks[-1].probabilities):
+                    labels = [self._labels.get(action, str(action)) for action in range(len(shares))]
+                    self._bars.show(shares, newest.ticks[-1].action, labels)
                     self._thought.set_visibility(True)
 
     def _over(self, text: str) -> None:

@@ -58,6 +58,8 @@ _ENDS = {
     "lost": "taken over by another process",
 }
 """Why sessions end, in words."""
+_RESULTS = {"win": "The agent wins.", "loss": "The agent loses.", "draw": "A draw.", "": ""}
+"""Results of the recorded agent, in words."""
 _WHY = {"every": "a regular sample", "error": "it failed", "requested": "the game asked for it"}
 """Why sessions are recorded, in words; agents give reasons of their own."""
 
@@ -219,6 +221,7 @@ class _Recorded:
             self._no_picture = ui.label().classes(MUTED)
             self._tick = TickView()
             with self._tick.above:
+                self._position = ui.label().classes("font-semibold").mark("position")
                 self._board = BoardGrid()
             heading(tr("Curves"))
             self._choice = ui.select([], multiple=True, on_change=self._draw).props("dense outlined use-chips")
@@ -344,36 +347,42 @@ class _Recorded:
                 self._tick.show_end(self._stop)
             if self._slider.value != index:
                 self._slider.set_value(index)
-            await self._show_frame(tick)
+            await self._show_frame(index)
             await self._compare.show(tick, ticks[offset])
 
     async def _show_again(self) -> None:
         self._shown = -1
         await self._show()
 
-    async def _show_frame(self, tick: int) -> None:
-        """Shows the tick's picture. If the viewer moves on while it loads, shows that of the newest tick next."""
+    async def _show_frame(self, index: int) -> None:
+        """Shows the picture at an index. If the viewer moves on while it loads, shows the newest index's next."""
         if not (self._has_frames or self._has_boards) or self._loading_frame:
             return
         self._loading_frame = True
         try:
             while True:
                 if self._has_boards:
-                    self._has_boards = await self._drawn(self._show_board(tick))
+                    self._has_boards = await self._drawn(self._show_board(index))
                 if self._has_frames:
-                    self._has_frames = await self._drawn(self._show_image(tick))
-                newest = min(self._shown, self._last_tick)
-                if tick == newest:
+                    self._has_frames = await self._drawn(self._show_image(min(index, self._last_tick)))
+                if index == self._shown:
                     return
-                tick = newest
+                index = self._shown
         except BrayxError as error:
             self._fail(error)
         finally:
             self._loading_frame = False
 
-    async def _show_board(self, tick: int) -> None:
-        board = await self._caller.get(BoardDocument | None, f"{self._path}/boards/{tick}")
+    async def _show_board(self, index: int) -> None:
+        try:
+            board = await self._caller.get(BoardDocument | None, f"{self._path}/boards/{index}")
+        except AgentError:
+            if index <= self._last_tick:
+                raise
+            await self._show_board(self._last_tick)  # not every game's stop has a board
+            return
         if board is not None:
+            self._position.set_text(" ".join(filter(None, [board.text, tr(_RESULTS[board.result or ""])])))
             self._board.show(board.model_copy(update={"moves": []}))
 
     async def _show_image(self, tick: int) -> None:

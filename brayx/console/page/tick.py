@@ -140,9 +140,10 @@ class ActionBars:
                             f"instant-feedback color={self._colour}"
                         )
                         self._made.append((bar, label))
+        names = [labels[index] if index < len(labels) else f"{index:>3}" for index in range(len(shown))]
+        width = max(map(len, names), default=0)
         for index, ((bar, label), share) in enumerate(zip(self._made, shown, strict=True)):
-            name = labels[index] if index < len(labels) else f"{index:>3}"
-            label.set_text(f"{'▸' if index == action else ' '}{name} {share:6.1%}")
+            label.set_text(f"{'▸' if index == action else ' '}{names[index]:<{width}} {share:6.1%}")
             bar.set_value(round(share, 3))
 
 

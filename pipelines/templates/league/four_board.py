@@ -27,9 +27,11 @@ def board(opponent):
         answer = yield kind, NAMES[seat], shown(body) if kind == "ask" else body
 
 
-def recorded(body):
-    """The board of a recorded tick, as its agent saw it: the agent's stones are red."""
-    return shown([-stone for stone in body["board"]], over=True) | {"text": "The agent plays red."}
+def recorded(state):
+    """The board of a recorded tick or stop. Its agent's seat is the end of the session's id."""
+    seat = next(seat for seat, name in NAMES.items() if name == state.agent)
+    seen = [stone * seat * YELLOW for stone in state.input["board"]]
+    return shown(seen, over=True) | {"text": f"The agent plays {state.agent}.", "result": state.input.get("result")}
 
 
 def shown(seen, over=False):

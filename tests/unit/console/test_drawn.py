@@ -30,8 +30,8 @@ import numpy as np
 def draw(states):
     return [np.full((8, 8, 3), int(state.step.obs["x"][0]) + state.input["y"], np.uint8) for state in states]
 
-def board(body):
-    return {"rows": [[{"text": str(body["y"])}]]}
+def board(state):
+    return {"text": state.kind, "rows": [[{"text": str(state.input["y"])}]], "result": state.input.get("result")}
 """
 CONTRACT = {
     "contract": 1,
@@ -40,10 +40,11 @@ CONTRACT = {
 }
 
 
-def write(folder: Path, bodies: list[bytes], start: str = "") -> None:
+def write(folder: Path, bodies: list[bytes], start: str = "", stop: bytes = b"") -> None:
     steps = [Step({"x": np.array([10.0 * n], np.float32)}, np.asarray(n), -0.5, 7) for n in range(len(bodies))]
     ticks = [
-        Tick(n, 0.0, 0.0, body, b"{}", {"step": step}) for n, (body, step) in enumerate(zip(bodies, steps, strict=True))
+        Tick(n, 0.0, 0.0, body, b"{}", {"step": step}, stop=stop if body is bodies[-1] else b"")
+        for n, (body, step) in enumerate(zip(bodies, steps, strict=True))
     ]
     Folder(str(folder), 10**9).write([SessionPart("a", "a", 0.0, 0, len(ticks), start)], columns_of(ticks))
 
@@ -99,6 +100,21 @@ def test_the_state_of_a_recorded_tick_has_its_step_and_its_body_by_contract(tmp_
             assert state.input.obs["x"].tolist() == [3.5]
         else:
             assert state.input == seen
+
+
+async def test_a_board_is_drawn_of_a_stop(tmp_path: Path, tracking_db: str) -> None:
+    (tmp_path / "drawn_stop.py").write_text(CODE)
+    write(tmp_path / "recordings", [b'{"y": 1}', b'{"y": 2}'], stop=b'{"y": 3, "result": "loss"}')
+    drawn_board = "drawn_stop", "board", str(tmp_path)
+    source = Source(tracking_db, recordings=str(tmp_path / "recordings"), drawn_board=drawn_board)
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(create_app(source)), base_url="http://localhost"
+    ) as client:
+        boards = [(await client.get(f"/api/recordings/a/boards/{index}")).json() for index in range(3)]
+        assert [(board["text"], board["rows"][0][0]["text"], board["result"]) for board in boards] == [
+            ("tick", "1", None), ("tick", "2", None), ("stop", "3", "loss"),
+        ]  # fmt: skip
+        assert (await client.get("/api/recordings/a/boards/3")).json()["error"] == "bad_recording"
 
 
 def _dumped(contract: Contract) -> str:

@@ -124,6 +124,18 @@ def test_each_seat_gets_its_turns_and_its_result() -> None:
     assert red["board"] == [-stone for stone in yellow["board"]] == game.see(RED)
 
 
+@pytest.mark.parametrize("seat", ["red", "yellow"])
+def test_a_recorded_board_has_the_colours_of_the_game_and_its_end(seat: str) -> None:
+    game = played(0, 1, 0, 1, 0, 1, 0)  # red wins in the first column
+    sign = RED if seat == "red" else YELLOW
+    stop = {"board": game.see(sign), "result": "win" if seat == "red" else "loss"}
+    board = module("four_board").recorded(State(f"game-agent-{seat}", kind="stop", input=stop))
+    assert [row[0].get("label") for row in board["rows"][2:]] == ["red"] * 4
+    assert [row[1].get("label") for row in board["rows"][3:]] == ["yellow"] * 3
+    assert sorted(board["line"]) == [(row, 0) for row in range(2, 6)]
+    assert (board["text"], board["result"]) == (f"The agent plays {seat}.", stop["result"])
+
+
 def test_a_draw_is_one_for_both() -> None:
     pairs = [column for left in (0, 2, 4) for column in (left, left + 1) * 3 + (left + 1, left) * 3]
     requests, game = requests_of(moves(*pairs, *[6] * 6))
