@@ -221,6 +221,7 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
         page.keyboard.press(key)
         expect(number).to_have_text(shown)
         expect(page.get_by_text(re.compile(rf'"x": {x}\.0'))).to_be_visible()
+    assert page.evaluate("document.scrollingElement.scrollHeight > innerHeight && scrollY === 0"), "it did not scroll"
     with page.expect_download() as download:
         page.get_by_role("link", name="Parquet").click()
     (episode,) = brayx.recording.open(str(download.value.path()))

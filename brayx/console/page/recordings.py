@@ -44,6 +44,11 @@ _WINDOW = 256
 _MAX_WINDOWS = 16
 _PLAY_EVERY_S = 1 / 15
 _GROWN_EVERY_S = 3.0
+_NO_SCROLLING = """<script>addEventListener("keydown", (event) => {
+    const moves = ["PageUp", "PageDown", "Home", "End"].includes(event.key) && !event.target.closest("input, textarea");
+    if (moves || (event.key === " " && event.target === document.body)) event.preventDefault();
+});</script>"""
+"""Keeps the page in place when a key moves in the time line."""
 _FIRST_CURVES = ("reward", "value", "log_prob")
 _ENDS = {
     "terminated": "terminated",
@@ -234,6 +239,7 @@ class _Recorded:
         self._player = ui.timer(_PLAY_EVERY_S, self._next, active=False)
         self._growth = ui.timer(_GROWN_EVERY_S, self._grow, active=False)
         ui.keyboard(self._key, ignore=["input", "textarea"])
+        ui.add_body_html(_NO_SCROLLING)
         ui.timer(0.0, self._load, once=True)
 
     async def _load(self) -> None:
