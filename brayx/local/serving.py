@@ -31,6 +31,7 @@ from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.env_door import with_door
 from brayx.jobs.handles import offer
+from brayx.jobs.progress import error_lines
 from brayx.jobs.served import ServedModel, served_models
 from brayx.jobs.weights import acting_from, followed_by, pool_args, registered
 from brayx.league.served import ServedLeague, served_league
@@ -228,7 +229,9 @@ class Serving:
 
     def _console_facts(self) -> dict[str, Any]:
         head = {"project": self._job.project, "doors": dict(self.urls), "league": bool(self._job.leagues)}
-        return {**head, **served_facts(self._facts(), self._follower, self._recorder)}
+        facts = served_facts(self._facts(), self._follower, self._recorder)
+        refused = {name: count for name, count in facts["numbers"].items() if name.startswith("requests_refused.")}
+        return {**head, **facts, "errors": error_lines(refused, self._recorder.notes())}
 
     async def _start_work(self) -> None:
         if self._follower is not None:

@@ -67,7 +67,7 @@ def test_the_overview_says_what_runs_and_what_is_lost(served: tuple[Job, Serving
     httpx.post(f"{serving.url}/step", content=b"no json", timeout=WAIT_S)
     page.goto(console.url)
     expect(page.get_by_text(re.compile(f"^{PROJECT}, serving for .*, model acts with watched 1"))).to_be_visible()
-    expect(page.get_by_text(re.compile(r"^requests refused with bad_body: \d+$"))).to_be_visible()
+    expect(page.get_by_text(re.compile(r"\d+ requests? refused \(bad_body\); the newest: .+"))).to_be_visible()
     expect(page.get_by_text(serving.url)).to_be_visible()
     with playing(serving.url, "counted") as tick:
         tick(1.0)
