@@ -92,7 +92,7 @@ class ContractClient:
         Each is int64 ``[N]`` or float32 ``[N, size]``.
 
         Args:
-            agents, obs, reward, **more: as for `RowBodies.encode_rows`.
+            agents, obs, reward, **more: as for `RowBodies.decoded_rows`.
 
         Raises:
             ConfigError: the client is one of a single agent.
@@ -101,7 +101,9 @@ class ContractClient:
         """
         if not isinstance(self._bodies, RowBodies):
             raise ConfigError("this client has one agent: expected ContractClient(..., rows=True)")
-        return self._bodies.decode_reply(self.client.tick(self._bodies.encode_rows(agents, obs, reward, **more)))
+        return self._bodies.decode_reply(
+            self.client.tick(bytes(self._bodies.decoded_rows(agents, obs, reward, **more)))
+        )
 
     def stop(self, obs: Any = None, reward: float | Mapping[str, float] | None = None, **more: Any) -> None:
         """Ends the session, with ``terminated=True`` or ``truncated=True`` if the game has ended; arguments and errors

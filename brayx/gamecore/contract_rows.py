@@ -169,19 +169,20 @@ class RowBodies(ContractBodies):
             raise BadBody(f"the reply is {document!r:.80}, expected an object with {', '.join(actions)}")
         return {name: values.read_rows(document[name]) for name, values in actions.items()}
 
-    def encode_rows(
+    def decoded_rows(
         self,
         agents: Sequence[int],
         obs: Any,
         reward: Any = None,
-        *,
         mask: Any = None,
         terminated: Any = None,
         truncated: Any = None,
         groups: Sequence[int] | None = None,
         extras: Mapping[str, Any] | None = None,
-    ) -> bytes:
+    ) -> Decoded:
         """The game's half of `decode` and `decode_stop`: a body that the service will accept.
+
+        ``bytes`` encodes it; a service in this process takes it as it is.
 
         Args:
             agents: number of each row's agent, 0 or more.
@@ -197,20 +198,6 @@ class RowBodies(ContractBodies):
         Raises:
             BadBody: a value does not fit the contract.
         """
-        return bytes(self.decoded_rows(agents, obs, reward, mask, terminated, truncated, groups, extras))
-
-    def decoded_rows(
-        self,
-        agents: Sequence[int],
-        obs: Any,
-        reward: Any = None,
-        mask: Any = None,
-        terminated: Any = None,
-        truncated: Any = None,
-        groups: Sequence[int] | None = None,
-        extras: Mapping[str, Any] | None = None,
-    ) -> Decoded:
-        """As `encode_rows`, for a service in this process; arguments and errors are the same."""
         tick = self._read_numbers(agents, groups)
         count = len(agents)
         columns = self._read_columns(obs, count)

@@ -40,15 +40,17 @@ def rows_of(encoding: str, contract: Contract = CONTRACT) -> RowBodies:
 def test_each_row_is_as_a_tick_without_rows(encoding: str) -> None:
     rows, single = rows_of(encoding), ContractBodies(rows_of(encoding).contract)
     seen, rewards, masks = [OBS, OTHER, OBS], [(1, 0), (0, 2), (0, 3)], [[1, 0], [1, 1], [0, 1]]
-    body = rows.encode_rows(
-        [3, 4, 3],
-        {name: [obs[name] for obs in seen] for name in OBS},
-        {"win": [win for win, _ in rewards], "style": [style for _, style in rewards]},
-        mask={"dash": masks},
-        terminated=[True, False, False],
-        truncated=[True, False, False],
-        groups=[7, 0, 7],
-        extras={"info": [{"level": 3}, {}, {"map": "ice"}], "forbidden": {"jump": [2]}, "forced": {"dash": 2}},
+    body = bytes(
+        rows.decoded_rows(
+            [3, 4, 3],
+            {name: [obs[name] for obs in seen] for name in OBS},
+            {"win": [win for win, _ in rewards], "style": [style for _, style in rewards]},
+            mask={"dash": masks},
+            terminated=[True, False, False],
+            truncated=[True, False, False],
+            groups=[7, 0, 7],
+            extras={"info": [{"level": 3}, {}, {"map": "ice"}], "forbidden": {"jump": [2]}, "forced": {"dash": 2}},
+        )
     )
     tick = rows.decode(body)
     assert tick.agents is not None
@@ -93,7 +95,7 @@ def test_a_decoded_body_is_what_its_bytes_decode_to(encoding: str) -> None:
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_what_is_left_out_has_a_default(encoding: str) -> None:
     rows = rows_of(encoding)
-    tick = rows.decode(rows.encode_rows([0, 1], {name: [value] * 2 for name, value in OBS.items()}))
+    tick = rows.decode(bytes(rows.decoded_rows([0, 1], {name: [value] * 2 for name, value in OBS.items()})))
     assert tick.acting is None
     assert tick.groups is None
     assert (tick.reward.tolist(), tick.info) == ([0, 0], {})
@@ -121,7 +123,9 @@ def test_a_reply_has_the_actions_of_the_rows_that_go_on(encoding: str) -> None:
 
 def test_packed_rows_are_arrays_one_after_the_other() -> None:
     rows = rows_of("packed", SMALL)
-    body = rows.encode_rows([1, 258], [[0.5, 0], [0, 1]], [1, 0], mask=[[1, 1], [0, 1]], truncated=[True, False])
+    body = bytes(
+        rows.decoded_rows([1, 258], [[0.5, 0], [0, 1]], [1, 0], mask=[[1, 1], [0, 1]], truncated=[True, False])
+    )
     assert body == (
         b"\2\0\1"  # rows, flags: masks follow
         + b"\1\0\0\0\2\1\0\0"  # agents
@@ -131,7 +135,7 @@ def test_packed_rows_are_arrays_one_after_the_other() -> None:
         + b"\1\1\0\1"
     )
     assert rows.encode({"push": [2]}) == b"\2\0\0\0"
-    grouped = rows.encode_rows([1, 258], [[0.5, 0], [0, 1]], [1, 0], truncated=[True, False], groups=[3, 0])
+    grouped = bytes(rows.decoded_rows([1, 258], [[0.5, 0], [0, 1]], [1, 0], truncated=[True, False], groups=[3, 0]))
     assert grouped == b"\2\0\x20" + body[3:21] + b"\3\0\0\0\0\0\0\0" + body[21:37]  # groups follow the ends
 
 
@@ -188,8 +192,10 @@ def test_agents_that_are_no_numbers_are_refused() -> None:
 
 def test_packed_rows_are_refused_at_each_length_and_with_unknown_flags() -> None:
     rows = rows_of("packed")
-    body = rows.encode_rows(
-        [3, 4], {name: [OBS[name], OTHER[name]] for name in OBS}, mask={"dash": [[1, 1], [0, 1]]}, groups=[1, 0]
+    body = bytes(
+        rows.decoded_rows(
+            [3, 4], {name: [OBS[name], OTHER[name]] for name in OBS}, mask={"dash": [[1, 1], [0, 1]]}, groups=[1, 0]
+        )
     )
     for size in range(len(body)):
         with pytest.raises(BadBody):
@@ -199,7 +205,7 @@ def test_packed_rows_are_refused_at_each_length_and_with_unknown_flags() -> None
     with pytest.raises(BadBody, match=r"^flags is 19"):
         rows.decode(body[:2] + b"\x13" + body[3:])
     small = rows_of("packed", SMALL)
-    body = small.encode_rows([3], [[0, 1]])
+    body = bytes(small.decoded_rows([3], [[0, 1]]))
     with pytest.raises(BadBody, match=r"^ends\[0\] is 1"):
         small.decode(body[:11] + b"\1" + body[12:])
 
@@ -213,7 +219,7 @@ def test_rows_of_large_observations_are_bounded() -> None:
         }
     )
     with pytest.raises(BadBody, match="agent has 3 rows, expected 1 to 2"):
-        RowBodies(large).encode_rows([1, 2, 3], [[], [], []])
+        bytes(RowBodies(large).decoded_rows([1, 2, 3], [[], [], []]))
 
 
 def test_rows_of_many_choices_are_bounded() -> None:
@@ -225,4 +231,4 @@ def test_rows_of_many_choices_are_bounded() -> None:
         }
     )
     with pytest.raises(BadBody, match="agent has 257 rows, expected 1 to 256"):
-        RowBodies(many).encode_rows(range(257), [[0]] * 257)
+        bytes(RowBodies(many).decoded_rows(range(257), [[0]] * 257))
