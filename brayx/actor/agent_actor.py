@@ -295,8 +295,10 @@ class AgentActor(Actor):
                 self._models.count("arm_seconds", clock.now() - self.arrived)
             self._tick += 1
             is_full = self._episodes.add(state)
-            for log in logs.taking:
-                log.tick(state, bytes(body), bytes(reply), began, self.arrived)
+            if taking := logs.taking:
+                sent, replied = bytes(body), bytes(reply)  # encodes the bodies of a bridge in this process
+                for log in taking:
+                    log.tick(state, sent, replied, began, self.arrived)
         if is_full:
             self._count_ticks()
             with self._services.use():

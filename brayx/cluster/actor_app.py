@@ -164,7 +164,8 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         model = await _local_model(part.learned, part, None, runtime)
         parts = {"recorders": recorders, "behaviours": behaviours, "admit": runtime.admit}
         factory = await _of_behaviour(part, {**models, part.learned: model}, runtime, parts)
-        behaviours[_behaviour_of(part)], learners[_behaviour_of(part)] = factory, model
+        name = Contract.parse(part.config["contract"]).behaviour
+        behaviours[name], learners[name] = factory, model
 
     if spec.job is not None:
         joining = Joining(spec.job, spec.actor, spec.hub, act)
@@ -188,8 +189,9 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
             admit=runtime.admit,
         )
     if spec.job is not None and not spec.waits:
-        behaviours[_behaviour_of(spec)], learners[_behaviour_of(spec)] = factory, models[spec.learned]
-        joining.acts(Contract.parse(spec.config["contract"]))
+        contract = Contract.parse(spec.config["contract"])
+        behaviours[contract.behaviour], learners[contract.behaviour] = factory, models[spec.learned]
+        joining.acts(contract)
 
     def versions() -> dict[str, int]:
         acting = {name: model.version for name, model in models.items()}
@@ -210,10 +212,6 @@ async def build_runtime(spec: ActorSpec, handles: Mapping[str, Any]) -> ActorRun
         **example(),
     }
     return runtime
-
-
-def _behaviour_of(spec: ActorSpec) -> str:
-    return Contract.parse(spec.config["contract"]).behaviour
 
 
 async def _of_behaviour(
