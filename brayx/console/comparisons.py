@@ -1,6 +1,6 @@
 """Comparisons of recorded sessions with versions of their model.
 
-Only one runs at a time, in a separate process with low priority, and only while somebody asks for it.
+Only one runs at a time, in a separate process, and only while somebody asks for it.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ from brayx.tracking import find
 
 _KEPT = 4
 """Number of comparisons that are kept; the least recently used is dropped."""
-_NICE = 10
-"""The job and the console have priority."""
 _ASKED_S = 5.0
 """A comparison stops this long after the last request for it."""
 
@@ -214,7 +212,7 @@ class _Comparison:
         self._summary: dict[str, Any] = {}
         versions = [key.reference, key.version] if key.reference else [key.version]
         request = {"folder": folder, "recording": key.recording, "versions": versions, "uri": uri, "trust": trust}
-        self._child = Child("brayx.console.comparison_process", nice=_NICE)
+        self._child = Child("brayx.console.comparison_process", nice=0)
         self._child.start()
         self._child.send(request)
         threading.Thread(target=self._read, name="brayx-comparison", daemon=True).start()
