@@ -29,7 +29,7 @@ from typing import Any, Literal, Self
 import psutil
 
 from brayx.actor.actor import Actor
-from brayx.errors import SessionLost
+from brayx.errors import SessionLost, TransportError
 from brayx.gamecore.client import AsyncClient
 from tests.waiting import until_awaited as until
 
@@ -331,9 +331,10 @@ async def guarded(
         rng = random.Random(door)
         async with AsyncClient(target.urls[door], timeout_s=WAIT_S) as client:
             while not over.is_set():
-                await client.start()
-                seen = time.monotonic()
+                sent = seen = time.monotonic()
                 try:
+                    await client.start()
+                    seen = time.monotonic()
                     for _ in range(turns):
                         if over.is_set():
                             break
@@ -348,6 +349,10 @@ async def guarded(
                 except SessionLost as error:
                     # This process was paused for so long that the service was right to end the session.
                     if error.details.get("reason") != "idle" or sent - seen < target.idle_s / 2:
+                        raise
+                except TransportError as error:
+                    # The same, between the opening of a WebSocket and the start on it.
+                    if error.details.get("http_status") != 408 or time.monotonic() - seen < target.idle_s / 2:
                         raise
 
     players = [asyncio.create_task(play(door), name=door) for door in doors]
