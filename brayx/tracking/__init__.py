@@ -4,6 +4,7 @@ The default store is one sqlite file. URIs are absolute, because Ray workers cha
 MLflow itself is imported when it is first used.
 """
 
+from brayx.tracking.checkpoints import Checkpoint
 from brayx.tracking.finding import children_of, find_trial
 from brayx.tracking.registry import (
     PoolEntry,
@@ -21,7 +22,7 @@ from brayx.tracking.registry import (
     tag,
 )
 from brayx.tracking.store import check_writable, initialise, tracking_uri
-from brayx.tracking.trial import Checkpoint, Status, Trial
+from brayx.tracking.trial import Status, Trial
 
 __all__ = [
     "Checkpoint",

@@ -17,9 +17,10 @@ from brayx.engines.base import LeafSpec, ModelSpec, check_finite, load_weights
 from brayx.errors import BadWeights, ConfigError, ModelNotFound, nearest_version
 from brayx.temporary import temporary_folder
 from brayx.tracking.artifacts import files_at, local_folder
+from brayx.tracking.checkpoints import Checkpoint
 from brayx.tracking.lineage import LINEAGE_TAG, origins_in
 from brayx.tracking.store import client_of, get_or_none, telling
-from brayx.tracking.trial import Checkpoint, Trial
+from brayx.tracking.trial import Trial
 from brayx.urls import missing_database
 
 if TYPE_CHECKING:

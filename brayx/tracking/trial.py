@@ -1,7 +1,7 @@
-"""Trials and their checkpoints: a project is an MLflow experiment, a trial a run in it.
+"""Trials: a project is an MLflow experiment, a trial a run in it, which keeps its checkpoints.
 
 Artifacts are in ``mlartifacts/`` next to the sqlite file, so that a plain ``mlflow ui`` in that folder shows
-everything. Knows nothing of a checkpoint's contents: it is a folder.
+everything.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ import secrets
 import time
 from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import parse_qsl, urlencode
 
 from brayx.errors import ConfigError, TrackingError, TrialNotFound, first_line
 from brayx.names import escape_of, shortened, unescaped
 from brayx.temporary import temporary_folder
+from brayx.tracking import checkpoints
+from brayx.tracking.checkpoints import Checkpoint
 from brayx.tracking.mlflow_page import EXPERIMENT_TAGS
 from brayx.tracking.options import Options
 from brayx.tracking.owner import OWNER_TAG, owner_of, pid_here, refuse_if_owned
@@ -40,8 +41,6 @@ log = logging.getLogger(__name__)
 ARTIFACTS_FOLDER = "mlartifacts"
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
-_CHECKPOINTS = "checkpoints"
-_CHECKPOINT_TAG = "brayx.checkpoint."
 _OPTIONS = "options.json"
 PARENT_TAG = "mlflow.parentRunId"
 """MLflow's tag of a child run, with its parent's id; MLflow's pages show the child below its parent."""
@@ -55,27 +54,6 @@ _NAME = re.compile(r"[\w][\w .:+@=,-]{0,199}")
 _MAX_KEY_CHARS = 250
 _escape = escape_of(r"(?:[^\w\-. :/]|(?:^|(?<=/))(?:/|\.(?=\.?(?:/|\Z)))|/\Z)")
 """Escapes what MLflow refuses: other characters, and names that are no relative path, such as ``a//b`` or ``../a``."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint that was written whole.
-
-    Attributes:
-        run_id: the trial it is of.
-        step: env steps at which it was taken.
-        artifact_path: its folder below the run's artifacts.
-        metrics: numbers by name at that time.
-        saved_at_s: Unix time.
-        files: number of its files; 0: not known.
-    """
-
-    run_id: str
-    step: int
-    artifact_path: str
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    saved_at_s: float = 0.0
-    files: int = 0
 
 
 @dataclass(frozen=True)
@@ -326,9 +304,11 @@ class Trial:
             raise TrackingError(f"cannot save a checkpoint of trial {self.name!r}: {folder} is not a folder")
         numbers = {name: float(value) for name, value in (metrics or {}).items() if abs(float(value)) < float("inf")}
         replaced = next((checkpoint for checkpoint in self.checkpoints() if checkpoint.step == int(step)), None)
-        path = f"{_CHECKPOINTS}/{int(step):012d}" + (f"-{secrets.token_hex(4)}" if replaced else "")
+        path = f"{checkpoints.FOLDER}/{int(step):012d}" + (f"-{secrets.token_hex(4)}" if replaced else "")
         with telling(f"cannot save a checkpoint of trial {self.name!r}"):
-            checkpoint = Checkpoint(self.run_id, int(step), path, numbers, time.time(), _count_files(Path(folder)))
+            checkpoint = Checkpoint(
+                self.run_id, int(step), path, numbers, time.time(), checkpoints.count_files(Path(folder))
+            )
             try:
                 client_of(self.uri).log_artifacts(self.run_id, os.fspath(folder), path)
             except Exception:
@@ -337,7 +317,7 @@ class Trial:
                 raise
             # The tag is the checkpoint: setting it is the moment at which this one counts and no other does.
             try:
-                client_of(self.uri).set_tag(self.run_id, f"{_CHECKPOINT_TAG}{int(step):012d}", _record(checkpoint))
+                client_of(self.uri).set_tag(self.run_id, checkpoint.tag, checkpoint.tag_value)
             except Exception:
                 with contextlib.suppress(Exception):  # no one else deletes it, and the disk may fill up
                     if path not in [checkpoint.artifact_path for checkpoint in self.checkpoints()]:
@@ -349,11 +329,7 @@ class Trial:
 
     def checkpoints(self) -> list[Checkpoint]:
         """Every whole checkpoint, the oldest first."""
-        checkpoints = []
-        for key, value in self._run().data.tags.items():
-            if key.startswith(_CHECKPOINT_TAG):
-                checkpoints.append(_recorded(self.run_id, int(key.removeprefix(_CHECKPOINT_TAG)), value))
-        return sorted(checkpoints, key=lambda checkpoint: (checkpoint.saved_at_s, checkpoint.step))
+        return checkpoints.of_tags(self.run_id, self._run().data.tags)
 
     def latest_checkpoint(self) -> Path | None:
         """Local folder of the newest complete checkpoint; None before the first.
@@ -374,19 +350,19 @@ class Trial:
 
     def best_checkpoint(self, metric: str) -> Checkpoint | None:
         """The checkpoint saved with the highest ``metric``, the newest of equals; None if none has it."""
-        return _best(self.checkpoints(), metric)
+        return checkpoints.best(self.checkpoints(), metric)
 
     def prune_checkpoints(self, keep_last: int, best_by: str | None = None) -> None:
         """Deletes all but the ``keep_last`` newest checkpoints and the best by the metric ``best_by``."""
-        checkpoints = self.checkpoints()
-        keep = checkpoints[-keep_last:] if keep_last > 0 else []
-        best = _best(checkpoints, best_by) if best_by else None
-        for checkpoint in checkpoints:
+        saved = self.checkpoints()
+        keep = saved[-keep_last:] if keep_last > 0 else []
+        best = checkpoints.best(saved, best_by) if best_by else None
+        for checkpoint in saved:
             if checkpoint in (*keep, best):
                 continue
             with telling(f"cannot delete a checkpoint of trial {self.name!r}"):
                 # The tag first: a kill between the two leaves unused files, not a checkpoint without files.
-                client_of(self.uri).delete_tag(self.run_id, f"{_CHECKPOINT_TAG}{checkpoint.step:012d}")
+                client_of(self.uri).delete_tag(self.run_id, checkpoint.tag)
                 self._delete_artifacts(checkpoint.artifact_path)
 
     def local(self, checkpoint: Checkpoint) -> Path:
@@ -399,7 +375,7 @@ class Trial:
         with telling(failure):
             # Not by the client, which also copies local files, to a temporary folder that it never removes.
             folder = Path(self._artifacts().download_artifacts(checkpoint.artifact_path))
-            files = _count_files(folder)
+            files = checkpoints.count_files(folder)
         if files < checkpoint.files:
             raise TrackingError(f"{failure}: {folder} has {files} of its {checkpoint.files} files")
         return folder
@@ -411,9 +387,9 @@ class Trial:
         """
         with contextlib.suppress(Exception):  # they only waste disk space
             root = self._artifacts().artifact_dir  # other stores do not tell when something changed
-            folders = {file.path for file in client_of(self.uri).list_artifacts(self.run_id, _CHECKPOINTS)}
+            folders = {file.path for file in client_of(self.uri).list_artifacts(self.run_id, checkpoints.FOLDER)}
             for path in folders - {checkpoint.artifact_path for checkpoint in self.checkpoints()}:
-                if time.time() - _changed_at_s(Path(root, path)) >= _COPYING_S:
+                if time.time() - checkpoints.changed_at_s(Path(root, path)) >= _COPYING_S:
                     self._delete_artifacts(path)
 
     def _delete_artifacts(self, path: str) -> None:
@@ -439,30 +415,6 @@ def _events_folder(root: str, parent: Trial | None, project: str, name: str, run
 def _metric_name(name: str) -> str:
     """Escapes and shortens the name of a metric, param or tag: one invalid name makes MLflow refuse a whole batch."""
     return shortened(_escape(name), _MAX_KEY_CHARS) or "_"
-
-
-def _record(checkpoint: Checkpoint) -> str:
-    """A checkpoint as its tag has it: ``path=checkpoints/000000002048&files=5&saved_at_s=1.5&episode_return=21.5``."""
-    facts = {"path": checkpoint.artifact_path, "files": checkpoint.files, "saved_at_s": repr(checkpoint.saved_at_s)}
-    return urlencode({**facts, **checkpoint.metrics}, safe="/")
-
-
-def _recorded(run_id: str, step: int, record: str) -> Checkpoint:
-    if record.startswith("{"):  # of a trial begun with an earlier brayx
-        data = json.loads(record)
-        return Checkpoint(run_id, step, data["path"], data["metrics"], data["saved_at_s"], data.get("files", 0))
-    facts = dict(parse_qsl(record))
-    path, files, saved_at_s = facts.pop("path"), int(facts.pop("files")), float(facts.pop("saved_at_s"))
-    return Checkpoint(run_id, step, path, {name: float(value) for name, value in facts.items()}, saved_at_s, files)
-
-
-def _count_files(folder: Path) -> int:
-    return sum(path.is_file() for path in folder.rglob("*"))
-
-
-def _changed_at_s(folder: Path) -> float:
-    """Unix time of the newest change below a folder; not of files' modification times, which are copied, too."""
-    return max(path.stat().st_ctime for path in (folder, *folder.rglob("*")))
 
 
 def _check_names(project: str, name: str) -> None:
@@ -506,11 +458,6 @@ def _experiment(client: MlflowClient, project: str, uri: str) -> str:
         if name not in experiment.tags:  # else somebody has chosen
             client.set_experiment_tag(experiment.experiment_id, name, value)
     return str(experiment.experiment_id)
-
-
-def _best(checkpoints: Sequence[Checkpoint], metric: str) -> Checkpoint | None:
-    having = [checkpoint for checkpoint in checkpoints if metric in checkpoint.metrics]
-    return max(having, key=lambda c: (c.metrics[metric], c.saved_at_s)) if having else None
 
 
 def flat(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -14,7 +14,7 @@ from brayx.actor.actor import Actor
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.table import SessionTable
 from brayx.tracking import Trial, find, register
-from brayx.tracking.trial import Checkpoint
+from brayx.tracking.checkpoints import Checkpoint
 from tests.unit.conftest import Run
 from tests.unit.gamecore.echo_server import serving
 
