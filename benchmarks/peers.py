@@ -37,7 +37,7 @@ from rich.console import Console
 from benchmarks import tables
 from benchmarks.servers import TEMPLATE, Service, load_generator, server, service, tell_and_wait
 from benchmarks.tables import Table, machine, median, median_ratio, show
-from benchmarks.train import environment_of, run_process
+from benchmarks.train import Ran, environment_of, run_process
 
 PINS = {
     "rllib": ("dm-tree==0.1.9", "lz4==4.4.4", "ormsgpack==1.7.0", "scipy==1.17.1"),
@@ -128,21 +128,26 @@ def learn_sample_factory(seed: int) -> None:
 LEARN = {"rllib": learn_rllib, "sample-factory": learn_sample_factory}
 
 
-def learning_peer(peer: str, seed: int, peers: Path) -> float | None:
-    """Seconds from the process's start to the target; None: it failed."""
+def learning_peer(peer: str, seed: int, peers: Path) -> tuple[float | None, float | None]:
+    """Seconds from the process's start to the target, and those of CPU; None: it failed."""
     ran = run_process(["-m", _MODULE, "--learn", peer, "--seeds", str(seed)], {"OMP_NUM_THREADS": "1"}, [peers / peer])
     found = None if ran is None else re.search(r'{"at": (.*)}', ran.out)  # Sample Factory's failures exit with 0
-    return None if ran is None or found is None else float(found[1]) - ran.started_s
+    return (None, None) if ran is None or found is None else spent(ran, float(found[1]))
 
 
-def learning_brayx(seed: int) -> float | None:
+def learning_brayx(seed: int) -> tuple[float | None, float | None]:
     """The same of ``brayx ppo``, to its end: it stops at the target."""
     with tempfile.TemporaryDirectory(prefix="brayx-bench-") as folder:
         words = ["--env", "CartPole-v1", "--preset", "tuned", "--distributed", "false", "--seed", str(seed)]
         ran = run_process(
             ["-m", "brayx", "ppo", *words, "--set", f"target_return={TARGET:g}", "--tracking", f"{folder}/mlflow.db"]
         )
-    return None if ran is None else ran.ended_s - ran.started_s
+    return (None, None) if ran is None else spent(ran, ran.ended_s)
+
+
+def spent(ran: Ran, until_s: float) -> tuple[float, float]:
+    """Seconds of a process until then, and those of CPU, which other work on the machine hardly changes."""
+    return until_s - ran.started_s, ran.cpu_at(until_s)
 
 
 def serve_alone() -> None:
@@ -329,11 +334,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"measuring {case}", style="dim")
         if case in LEARN:
             name = "RLlib" if case == "rllib" else "Sample Factory"
-            measured: Rates = {"brayx, tuned preset": [], name: []}
+            measured: dict[str, list[tuple[float | None, float | None]]] = {"brayx, tuned preset": [], name: []}
             for seed in options.seeds:
                 measured["brayx, tuned preset"].append(learning_brayx(seed))
                 measured[name].append(learning_peer(case, seed, options.peers))
-            add(table, "CartPole: s from start to 475", measured)
+            for at, unit in enumerate(("s", "CPU s")):
+                one = {program: [values[at] for values in seeds] for program, seeds in measured.items()}
+                add(table, f"CartPole: {unit} from start to 475", one)
         elif case == "serve":
             add(table, "an echo over HTTP, ticks/s", echoes(options.rounds, options.seconds))
         else:
