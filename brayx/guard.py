@@ -1,6 +1,6 @@
 """Starts games so that neither they nor their children outlive this process. They may be in any language.
 
-A shell beside this process reads the games' process groups from a pipe. When the pipe closes, for example because of
+A separate shell reads the games' process groups from a pipe. When the pipe closes, for example because of
 ``kill -9``, the shell ends the remaining groups. Linux' parent-death signal would not work: it comes when the *thread*
 that started a game ends, it does not reach children, and other systems lack it. Knows nothing of what the games do.
 """

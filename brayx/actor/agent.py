@@ -55,7 +55,7 @@ class Services:
         outcome: how the session's game went so far.
         report: takes the result of the session's seat in a league; None: there is no league.
         keep: keeps the session's recording, given a reason; None: the job records nothing.
-        caught_up: waits until the learner has caught up with the play, for a limited time; None: nobody learns, or the
+        caught_up: waits until the learner has caught up with the play, for a limited time; None: nothing learns, or the
             games must not wait.
         seen: called with each forward of a tick: the model's name, the result, and the seconds that it took; None:
             nothing logs the session's ticks.

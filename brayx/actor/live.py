@@ -1,7 +1,7 @@
 """The running sessions of one process, as a console lists, follows and ends them.
 
 A session has a log only while somebody asks for its ticks: without viewers a tick does no extra work. Belongs to the
-sessions' event loop. Knows nothing of who asks.
+sessions' event loop. Knows nothing of viewers.
 """
 
 from __future__ import annotations

@@ -140,10 +140,10 @@ class _TickSpans(SessionLog):
             start = end
         if len(phases) == 2:
             span("encode", start, now, tick)
-        for model, version, asked, answered, (rows, seconds) in forwards:
-            forward = span("model", asked, answered, agents, model=model, policy_version=version)
+        for model, version, called, answered, (rows, seconds) in forwards:
+            forward = span("model", called, answered, agents, model=model, policy_version=version)
             if rows is not None and seconds is not None:
-                span("batch", max(asked, answered - seconds), answered, forward, batch_size=rows)
+                span("batch", max(called, answered - seconds), answered, forward, batch_size=rows)
 
 
 def _nanoseconds(seconds: float) -> int:

@@ -39,7 +39,7 @@ class MAPPOConfig(PPOConfig):
     name: Literal["mappo"] = "mappo"  # type: ignore[assignment]
     group_size: Annotated[int, Field(ge=1, le=256)] = 8
     """Number of agents of a group, in a game by contract, whose observations the value sees. A batch has room for so
-    many observations beside each one."""
+    many observations with each one."""
     outputs: ClassVar[tuple[str, ...]] = ()
     recurrent: ClassVar[bool] = False
     critic: ClassVar[Critic] = CRITIC

@@ -22,7 +22,7 @@ from brayx.guard import GamecoreGuard
 from brayx.restarts import RestartTimes
 
 MENDED = "again once that is mended"
-"""When to start a game by hand that was closed for a fault of its own."""
+"""When to start a game by hand that was closed because of its own fault."""
 _END_S = 3.0
 
 

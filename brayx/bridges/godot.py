@@ -4,7 +4,7 @@
     brayx gamecore godot --url tcp://127.0.0.1:8101 --command ./game.x86_64 --num 4   starts exported builds itself
 
 The agents of a game with one contract become a session, each a row of its ticks (`brayx.bridges.godot_wire` makes the
-contracts of what the game announces). On ``done`` an agent's episode is terminated; with ``truncated`` beside it, or
+contracts of what the game announces). On ``done`` an agent's episode is terminated; with ``truncated`` as well, or
 after ``--time-limit`` steps, truncated. A game that leaves in mid-episode breaks its agents' episodes off. A fault of a
 game ends its connection and is said in one line; the bridge goes on listening. Knows nothing of learning.
 """

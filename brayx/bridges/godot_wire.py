@@ -134,7 +134,7 @@ class GodotGame(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._received += data
         self._look()
-        if len(self._received) > MAX_MESSAGE_BYTES + 4:  # nobody waits for it
+        if len(self._received) > MAX_MESSAGE_BYTES + 4:  # no step waits for it
             self._transport.abort()
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -61,7 +61,7 @@ class UnityPort:
     Args:
         run: the run of the bridge.
         name: what lines on the screen call the game.
-        by_hand: a person starts the game, and is told when to do so again.
+        by_hand: a person starts the game; a line on the screen says when to do so again.
         seed: of the game.
         settings: the settings sent to the game.
 

@@ -273,7 +273,7 @@ class _RayTraining(JobTraining):
             self.waiting.say = say
 
     def open_doors(self) -> None:
-        pass  # a deployment takes long: it starts beside the learner
+        pass  # a deployment takes long: it starts while the learner does
 
     def wait_for_weights(self) -> None:
         if self.actor:

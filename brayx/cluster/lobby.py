@@ -29,7 +29,7 @@ _ASK_S = 10.0
 
 
 @dataclass
-class _Asked:
+class _Held:
     """A behaviour that replicas wait for: its contract's id, and the keys of their requests."""
 
     contract: str
@@ -51,7 +51,7 @@ class RayLobby:
 
     def __init__(self, job: JobConfig, answer: Callable[[str, object], object]) -> None:
         self.job, self._answer = job, answer
-        self._asked: dict[str, _Asked] = {}
+        self._held: dict[str, _Held] = {}
         self._arrived: deque[Contract] = deque()
         self._acting = set[str]()
         self._refused: dict[str, tuple[str, BadBody]] = {}
@@ -65,17 +65,17 @@ class RayLobby:
             self._answer(key, self.spec_of(name))  # it tells a game whose contract is another one
         elif refused_id == contract.id:
             self._answer(key, refusal)
-        elif name in self._asked:
-            self._asked[name].keys.append(key)
-        elif len(self._acting) + len(self._asked) >= MAX_BEHAVIOURS:
+        elif name in self._held:
+            self._held[name].keys.append(key)
+        elif len(self._acting) + len(self._held) >= MAX_BEHAVIOURS:
             self._answer(key, BadBody(f"the job has {MAX_BEHAVIOURS} behaviours, the most it can have"))
         else:
-            self._asked[name] = _Asked(contract.id, [key])
+            self._held[name] = _Held(contract.id, [key])
             self._arrived.append(contract)
 
     def expect(self, contract: Contract) -> None:
         """See `HeldStarts.expect`."""
-        self._asked.setdefault(contract.behaviour, _Asked(contract.id))
+        self._held.setdefault(contract.behaviour, _Held(contract.id))
 
     def arrived(self) -> list[Contract]:
         """See `HeldStarts.arrived`."""
@@ -90,13 +90,13 @@ class RayLobby:
 
     def admit(self, behaviour: str, refusal: str = "") -> None:
         """See `HeldStarts.admit`."""
-        asked = self._asked.pop(behaviour)
+        held = self._held.pop(behaviour)
         error = BadBody(refusal, field="behaviour")
         if refusal:
-            self._refused[behaviour] = asked.contract, error
+            self._refused[behaviour] = held.contract, error
         else:
             self._acting.add(behaviour)
-        for key in asked.keys:
+        for key in held.keys:
             self._answer(key, error if refusal else self.spec_of(behaviour))
 
 
@@ -139,12 +139,12 @@ class Joining:
     async def _join(self, contract: Contract) -> None:
         refusal = ""
         try:
-            await self._act(pickle.loads(await self._asked(contract)))
+            await self._act(pickle.loads(await self._built(contract)))
         except BrayxError as error:
             refusal = error.message
         self.admission.decide(contract.behaviour, refusal)
 
-    async def _asked(self, contract: Contract) -> bytes:
+    async def _built(self, contract: Contract) -> bytes:
         while True:
             try:
                 spec: bytes = await asyncio.to_thread(ask_job, self._hub, contract, _ASK_S)

@@ -205,20 +205,20 @@ class ForPeers:
         forward: takes a request that a peer forwarded, as `Service.submit`.
         left: handles messages about sessions whose connection is gone.
         ended: handles messages about connections that lost their session.
-        asked: answers a console's questions.
+        console: answers a console's questions.
         secret: gives the secret that a peer's requests carry.
     """
 
     forward: Callable[[StepRequest, Reply], None]
     left: Handler
     ended: Handler
-    asked: Handler
+    console: Handler
     secret: Callable[[], str]
 
     @functools.cached_property
     def handlers(self) -> Mapping[bytes, Handler]:
         """The handler of each path for messages."""
-        by_prefix = {LEFT_PREFIX: self.left, ENDED_PREFIX: self.ended, CONSOLE_PREFIX: self.asked}
+        by_prefix = {LEFT_PREFIX: self.left, ENDED_PREFIX: self.ended, CONSOLE_PREFIX: self.console}
         return {(prefix + STEP_PATH).encode(): handler for prefix, handler in by_prefix.items()}
 
 

@@ -191,7 +191,7 @@ async def serve_is_on_loopback() -> bool:
     A client's address would not do: behind Serve's proxy every client has an address of this machine.
     """
 
-    def asked() -> bool:
+    def ask() -> bool:
         import ray
 
         host, _ = serve_http_address()
@@ -203,7 +203,7 @@ async def serve_is_on_loopback() -> bool:
 
     try:
         async with asyncio.timeout(_SERVE_ANSWER_S):
-            return await asyncio.to_thread(asked)
+            return await asyncio.to_thread(ask)
     except Exception as error:
         _log.warning("could not find out where Serve listens: %s: %s", type(error).__name__, error)
         return False

@@ -138,8 +138,8 @@ class TeamsInReplica:
         now: LeagueProgress = await self._ask("progress")
         self._champion = now.champion
         sides.env_steps = sides.env_steps if now.env_steps is None else now.env_steps
-        if sides.running_teams and (asked := sides.asked()) is not None:
-            sides.begin(asked, await self._ask("meet", asked.id, asked.players, asked.opponents))
+        if sides.running_teams and (wanted := sides.next_draw()) is not None:
+            sides.begin(wanted, await self._ask("meet", wanted.id, wanted.players, wanted.opponents))
             self.players.league = self
 
     async def _open(self, league: Any, numbers: Recorder) -> None:

@@ -22,7 +22,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     parser.description = "Draw the curves of trials."
     parser.add_argument("trials", nargs="*", metavar="TRIAL", help="id or name of a trial (default: all)")
     parser.add_argument(
-        "--out", type=Path, help="the picture: .png, .svg or .pdf (default: curves.png beside mlflow.db)"
+        "--out", type=Path, help="the picture: .png, .svg or .pdf (default: curves.png next to mlflow.db)"
     )
     parser.add_argument(
         "--save-fig",

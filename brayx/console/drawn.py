@@ -74,7 +74,7 @@ class RecordedDrawing:
         return image
 
     def _end_unused(self, process: DrawingProcess) -> None:
-        """Ends the process once nobody has looked at a picture for a while."""
+        """Ends the process once no viewer has looked at a picture for a while."""
         while True:
             time.sleep(_LOOK_S)
             with self._lock:

@@ -32,7 +32,7 @@ _FORBID_FRAMES = {"Content-Security-Policy": "frame-ancestors 'none'", "X-Frame-
 """Headers of every response."""
 _LOCAL = Hosts((), "this console has no keys and answers to localhost only")
 _CLIENT_GONE = 499
-"""Status of a response that nobody gets; nginx's code for it."""
+"""Status of a response whose client has gone; nginx's code for it."""
 _PAGE = "/_nicegui"
 """Prefix of the page's own traffic. The page calls the API with the viewer's credentials, which are checked there."""
 

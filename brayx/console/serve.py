@@ -1,4 +1,4 @@
-"""Serves the control API and the page: beside a job, for a tracking store, or for the console of a job elsewhere."""
+"""Serves the control API and the page: for a job, for a tracking store, or for the console of a job elsewhere."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PASSED_ON = ("content-type", "content-length", "content-disposition")
 
 
 def main(job: Channel, source: str, keys_file: str, descriptor: str) -> None:
-    """The console's process beside a job: serves until the job ends.
+    """The console's process of a job: serves until the job ends.
 
     Args:
         job: answers the console's requests.
@@ -59,7 +59,7 @@ def serve_app(listening: socket.socket, app: FastAPI, connect: Connect | None = 
         url = f"http://localhost:{listening.getsockname()[1]}"
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=url, headers=headers)
 
-    if connect is None:  # import MLflow before a page needs it: that takes seconds, and more beside a busy job
+    if connect is None:  # import MLflow before a page needs it: that takes seconds, and more while a job is busy
         threading.Thread(target=import_mlflow, name="brayx-console-imports", daemon=True).start()
     add_page(app, connect or in_process)
     config = uvicorn.Config(

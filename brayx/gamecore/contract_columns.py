@@ -1,4 +1,4 @@
-"""Reads and writes the columns of ticks with rows: observations, and the numbers beside them.
+"""Reads and writes the columns of ticks with rows: observations, and their numbers.
 
 Errors name the field and the index. Knows nothing of bodies.
 """

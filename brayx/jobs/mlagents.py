@@ -201,7 +201,7 @@ class _Translation:
             self._cloning(behaviour.behavioral_cloning, behaviour, (*loc, "behavioral_cloning"))
 
     def _cloning(self, cloning: CloningKeys, behaviour: PPOBehaviourKeys | SACBehaviourKeys, loc: Loc) -> None:
-        """Makes the job imitate demonstrations beside its reinforcement: a source, its buffer, and `mixed`."""
+        """Makes the job imitate demonstrations as well as reinforce: a source, its buffer, and `mixed`."""
         if behaviour.algorithm != "ppo":
             raise self._error(loc, f"{behaviour.trainer_type} cannot learn from demonstrations; ppo can")
         if behaviour.network_settings.memory is not None:

@@ -21,7 +21,7 @@ is a mean return."""
 
 
 def league_folder(trial: Trial) -> Path:
-    """The folder of a league's books and snapshots: beside a sqlite tracking file, else in the working directory."""
+    """The folder of a league's books and snapshots: next to a sqlite tracking file, else in the working directory."""
     path = sqlite_path(trial.uri)
     return (Path.cwd() if path is None else path.parent) / "leagues" / trial.run_id
 

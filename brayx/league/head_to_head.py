@@ -109,7 +109,7 @@ def match(
         ConfigError: the job has no gamecores, or its code cannot be loaded; or a player or the league is unknown.
         ModelNotFound: the registry has no such version.
         BadWeights: a player's weights are not of the job's model.
-        StartupError: no gamecore connects, or no game comes to its end.
+        StartupError: no gamecore connects, or no game ends.
     """
     if seed is not None:
         job = job.model_copy(update={"seed": seed})

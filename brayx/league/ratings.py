@@ -1,4 +1,4 @@
-"""Ratings: openskill's Plackett-Luce model with Elo beside it. Knows nothing of games in progress or of files.
+"""Ratings: openskill's Plackett-Luce model, and Elo. Knows nothing of games in progress or of files.
 
 Plackett-Luce is algorithm 4 of Weng and Lin 2011, "A Bayesian approximation method for online ranking". It expects the
 member of skill ``mu_a`` to beat that of ``mu_b`` with probability

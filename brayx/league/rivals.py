@@ -1,4 +1,4 @@
-"""Rivals: the league of behaviours that play different teams, each one player with a model of its own. Pure.
+"""Rivals: the league of behaviours that play different teams, each one player with its own model. Pure.
 
 Members of one player never meet: they play against other players' members, and only their ratings are compared. Each
 player has a champion. Knows nothing of weights or sessions.

@@ -32,8 +32,8 @@ _OPPOSITE = {"win": "loss", "loss": "win", "draw": "draw"}
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The draw of a stretch that is to begin.
+class DrawRequest:
+    """The draw that a stretch needs before it begins.
 
     Attributes:
         id: of the draw, which is a function of it.
@@ -235,14 +235,14 @@ class Sides:
         """The sides of games that begin now.
 
         Args:
-            draw: draws their members; None: they stay, since the caller begins each stretch by itself.
+            draw: draws their members; None: they stay, since the caller begins each stretch.
         """
-        if draw is not None and (asked := self.asked()) is not None:
-            self.begin(asked, draw(asked.id, asked.players, asked.opponents))
+        if draw is not None and (wanted := self.next_draw()) is not None:
+            self.begin(wanted, draw(wanted.id, wanted.players, wanted.opponents))
         assert self._stretch is not None
         return self._stretch
 
-    def asked(self) -> Asked | None:
+    def next_draw(self) -> DrawRequest | None:
         """The draw of the next stretch, if it is to begin now."""
         turn = self.env_steps // self._config.team_every
         if self._stretch is not None and turn == self._turn and not self._is_over(self._stretch):
@@ -252,18 +252,18 @@ class Sides:
         teams = [team for team in teams if not self._is_done(team)] or teams
         learning = teams[turn % len(teams)]
         others = [name for name, named in sorted(self._named.items()) if len(self._named) == 1 or named - {learning}]
-        return Asked(f"{self.env_steps} {self.steps}", turn, learning, self._players(learning), others)
+        return DrawRequest(f"{self.env_steps} {self.steps}", turn, learning, self._players(learning), others)
 
-    def begin(self, asked: Asked, game: Game) -> None:
+    def begin(self, wanted: DrawRequest, game: Game) -> None:
         """Begins a stretch with the members of a drawn game."""
-        count = len(asked.players)
+        count = len(wanted.players)
         self._stretch = Stretch(
-            asked.learning,
-            dict(zip(asked.players, game.members[:count], strict=True)),
-            dict(zip(asked.opponents, game.members[count:], strict=True)),
+            wanted.learning,
+            dict(zip(wanted.players, game.members[:count], strict=True)),
+            dict(zip(wanted.opponents, game.members[count:], strict=True)),
             learns=bool(game.learner),
         )
-        self._turn, self._began_at, self._episodes = asked.turn, self.steps, 0
+        self._turn, self._began_at, self._episodes = wanted.turn, self.steps, 0
         self._seen = self.running_teams
 
     def count_episodes(self, session: str, agents: int, episodes: int) -> None:
@@ -299,7 +299,7 @@ class Sides:
         return sorted(player for player, teams in self._named.items() if team in teams)
 
     def _is_done(self, team: int) -> bool:
-        """Whether nobody of a team learns any more, but somebody of another team does."""
+        """Whether no player of a team learns any more, but one of another team does."""
         return self.done.issuperset(self._players(team)) and not self.done.issuperset(self._named)
 
     def _of(self, session: str) -> _Running | None:

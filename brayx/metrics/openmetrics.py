@@ -41,7 +41,7 @@ class OpenMetrics:
 
         Args:
             recorder: the recorder.
-            tags: further labels of its own series; series of recorders that it includes so far do not get them.
+            tags: further labels of these series; series of recorders that it includes so far do not get them.
         """
         own = self._labels_of(tags)
         recorder.listen_apart(lambda part: self._add(part, own), self._add)

@@ -2,7 +2,7 @@
 
 `Fold` turns samples into updates of declared Prometheus metrics. The set of names is fixed (`EXPORTED`): each of
 `METRICS` under its own name, and all metrics of an application under one name per kind, with their own name as a tag.
-So an application cannot export a bad name, nor too many. Knows nothing of Ray, nor of who reads.
+So an application cannot export a bad name, nor too many. Knows nothing of Ray, nor of readers.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ async def answer(
     hosts: Hosts = Hosts(),
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
 ) -> Answer:
-    """Answers one request; errors become replies. ``cors.headers`` go beside the answer."""
+    """Answers one request; errors become replies. ``cors.headers`` are added to the answer."""
     try:
         hosts.check(host)
         if len(body) > max_body_bytes:

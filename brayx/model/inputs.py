@@ -22,7 +22,7 @@ from brayx.types import NestedArray
 def total_of(leaf: LeafSpec) -> Callable[[np.ndarray], float] | None:
     """A fast function of a vector whose result is finite only if the vector is; None if the leaf has no fast one.
 
-    It takes 0.1 µs for few numbers and 0.4 µs for more. `InputCheck.check` takes 1 µs, which is measurable beside the
+    It takes 0.1 µs for few numbers and 0.4 µs for more. `InputCheck.check` takes 1 µs, which is measurable next to the
     12 µs of a small network's forward.
     """
     if leaf.dtype.kind != "f" or len(leaf.shape) != 1:

@@ -57,7 +57,7 @@ class Drawer:
         """
         module, name, folder = self._drawing
         try:
-            function = load(module, name, folder)  # before the states, whose classes may come from modules beside it
+            function = load(module, name, folder)  # first: it may bring modules of the classes in states
             loaded = pickle.loads(states)
         except Exception as error:
             self._failed(error, ticks)

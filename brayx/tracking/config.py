@@ -18,7 +18,7 @@ class TrackingConfig(BaseModel):
     uri: str | None = None
     """MLflow URI, or path of a sqlite file or its folder; null: ``mlflow.db`` in the current folder."""
     tensorboard: bool | str = False
-    """Also write TensorBoard's event files. true: into the folder ``tensorboard`` beside ``mlflow.db``, or in the
+    """Also write TensorBoard's event files. true: into the folder ``tensorboard`` next to ``mlflow.db``, or in the
     current folder if MLflow is a server; a string names another. Needs the extra ``tensorboard``."""
 
     @model_validator(mode="before")

@@ -198,7 +198,7 @@ class Hub(Inbox):
     def _write_until_stopped(self) -> None:
         due = time.monotonic() + self._interval_s
         while not self._stopped.wait(max(0.0, due - time.monotonic())):
-            # A period of its own would be out of step with the pushes' period, and add a second wait to theirs.
+            # A separate period would be out of step with the pushes' period, and add a second wait to theirs.
             self._pushed.wait(_RETRY_S)
             self._pushed.clear()
             due = time.monotonic() + self._interval_s

@@ -2,7 +2,7 @@
 
 httptools parses. The rules for requests and errors are those of the other HTTP door, from the same functions. A
 connection has one request in progress at a time; further ones wait, as HTTP/1.1 requires. A subclass may answer further
-paths. Knows nothing of who sends requests.
+paths. Knows nothing of clients.
 """
 
 from __future__ import annotations

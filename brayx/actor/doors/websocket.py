@@ -262,7 +262,7 @@ class _Connection:
             await self._fail(error, text=text, over=not survives or (not self._enveloped and not self._running))
             if not self._running:
                 self._wait_for_start()
-            elif self._holder.ended:  # during a stop of its own
+            elif self._holder.ended:  # during its own stop
                 self._ended_elsewhere(self._holder.ended)
             return
         if kind is StepKind.STOP:

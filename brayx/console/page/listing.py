@@ -87,7 +87,7 @@ class Listing(ui.table, Generic[T]):
     Args:
         key: field of a document that identifies it.
         columns: what a column shows of a document, by heading: a text, a number or a `TableCell`; a dash for nothing.
-        lead: heading of the column that comes first on a phone's card, beside the first column.
+        lead: heading of the column that comes first on a phone's card, next to the first column.
         link: the address of a document's page.
         actions: buttons of a document by name: the address that each leads to; empty: `on_action` is called.
         on_action: called with the document's key and the button's name.

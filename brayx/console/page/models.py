@@ -26,7 +26,7 @@ from brayx.console.page.frame import (
     result_text,
 )
 from brayx.console.page.listing import Listing, TableCell, counted, returned
-from brayx.console.page.promotion import AliasMoves, Judged, compared, judged, told
+from brayx.console.page.promotion import AliasMoves, Judged, compared, in_words, judged
 from brayx.console.page.words import tr
 from brayx.console.play import OpponentListDocument
 from brayx.console.recordings import RecordingsDocument
@@ -153,7 +153,7 @@ class _Model:
 
 
 class _Canary:
-    """A canary beside the champion, with its share; it is promoted or ended."""
+    """A canary and the champion, side by side, with its share; it is promoted or ended."""
 
     def __init__(self, caller: ApiCaller, component: str) -> None:
         self._caller, self._component = caller, component
@@ -188,7 +188,7 @@ class _Canary:
         arms = with_results(arms, {version.version: version.tags for version in model.versions}, model.aliases)
         self._arms.show(arms)
         rated = [version for version in model.versions if PLAYER_TAG in version.tags and version.aliases]
-        points = [told(judged(version, seen.standings)) for version in rated]
+        points = [in_words(judged(version, seen.standings)) for version in rated]
         if champion and self._version and not self._is_champion:
             words, values = compared(arms, champion, self._version)
             points = [tr(words, **values), *points]

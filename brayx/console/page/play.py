@@ -190,7 +190,7 @@ class BoardGrid:
     """A grid of cells, of which legal moves are buttons, and buttons below for moves without a cell.
 
     Args:
-        on_move: called with a move; None: nobody plays.
+        on_move: called with a move; None: no game is played.
     """
 
     def __init__(self, on_move: Any = None) -> None:

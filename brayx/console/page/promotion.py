@@ -51,13 +51,13 @@ def judged(version: VersionDocument, standings: Mapping[str, StandingDocument]) 
     return Judged(version, version.version, result.mean, shown, result.games)
 
 
-def told(row: Judged) -> str:
+def in_words(row: Judged) -> str:
     """A version and its result, as a sentence."""
     return tr("Version {version}: {result}.", version=row.key, result=with_games(row.shown, row.games))
 
 
 class AliasMoves:
-    """Moves of a registered model's aliases, each asked for with its numbers.
+    """Moves of a registered model's aliases; a question with the numbers comes before each.
 
     Args:
         caller: asks the API.
@@ -92,7 +92,7 @@ class AliasMoves:
         lines = [tr("Make version {version} the {alias} of {name}?", version=version, alias=alias, name=name)]
         if row is None:  # a canary's version may be too old for the list
             return lines
-        lines.append(told(row))
+        lines.append(in_words(row))
         if before is not None:
             now = with_games(before.shown, before.games)
             lines.append(tr("Now it is version {version}: {result}.", version=before.key, result=now))

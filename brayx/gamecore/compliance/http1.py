@@ -136,9 +136,9 @@ class HttpTests(Doors):
     def test_http_scripts_of_other_origins_may_call_where_the_service_says_so(self, door: Door) -> None:
         origin, session = self.cors_origin or "https://play.example.com", uuid.uuid4().hex
         for came, allowed in ((origin, bool(self.cors_origin)), ("https://other.example.com", False)):
-            asked = {"origin": came, "access-control-request-method": "POST"}
+            preflight = {"origin": came, "access-control-request-method": "POST"}
             for method, path, body, headers in (
-                ("OPTIONS", STEP_PATH, b"", {**asked, "access-control-request-headers": "session,step_kind"}),
+                ("OPTIONS", STEP_PATH, b"", {**preflight, "access-control-request-headers": "session,step_kind"}),
                 ("POST", STEP_PATH, b"call", {"origin": came}),
                 ("POST", STEP_PATH, b"", {"origin": came, "session": session, "step_kind": "tick"}),
                 ("GET", "/no-such-path", b"", {"origin": came}),
