@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from contextvars import Context
+from typing import Any
 
 import brayx.clock as clock
 from brayx.actor.config import SessionConfig
@@ -44,11 +45,9 @@ class TimedSession(Session):
         session: str,
         services: SessionServices,
         context: Context,
-        *,
-        announced: bool = False,
-        holder: str | None = "",
+        **options: Any,
     ) -> None:
-        super().__init__(session, services, context, announced=announced, holder=holder)
+        super().__init__(session, services, context, **options)
         assert services.config.tick_deadline_ms is not None
         self._deadline_s = services.config.tick_deadline_ms / 1000
         self._fallback = services.config.fallback

@@ -1,7 +1,7 @@
 """A training job on Ray: makes and ends the parts of `brayx.jobs.training`.
 
 Starts (or joins) Ray, opens the trial, and starts hub, weight store and replay buffer. The actor's deployment starts
-beside the learner. A job without an actor starts no Serve. Knows nothing of the order in which a training ends.
+while the learner does. A job without an actor starts no Serve. Knows nothing of the order in which a training ends.
 """
 
 from __future__ import annotations

@@ -294,7 +294,7 @@ def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrain
     project, name = _names(chosen, training.seed)
     whole = {**chosen, **algorithm.model_dump(mode="json"), **training.model_dump(mode="json")}
     options = Options(whole, whole)
-    with temporary_files():  # the clerk's, where this is killed
+    with temporary_files():  # also the clerk's, if this process is killed
         clerk = Clerk(project, name, tracking_uri(chosen["tracking"]), options, resume=not chosen["new"])
         try:
             try:

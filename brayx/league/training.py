@@ -193,7 +193,7 @@ class LeagueTraining(Trainees[T]):
             if restarts:
                 try:
                     self._restart(name)
-                except BrayxError as error:  # the registry's, too: the others need not end with it
+                except BrayxError as error:  # even an error of the registry ends this player only
                     self._out(name, self.trainees[name], error)
         for candidate in self._host.league.candidates():
             checked = Verdict(True, "") if self._check is None else self._check.verdict(candidate)
@@ -358,14 +358,14 @@ class LeagueTraining(Trainees[T]):
         if [name for name in self.mains if name in self.trainees] == [player]:
             raise error
         del self.trainees[player]
-        if self.trainees.keys() <= self._complete:  # those are retired, and a league needs one that is not
+        if self.trainees.keys() <= self._complete:  # they are retired, and a league needs a player that is not
             self._say(f"player {player!r} is out, and the others have all their steps: {error.message}")
         else:
             self._say(f"player {player!r} is out, the league continues: {error.message}")
             self._host.league.retire(player, error.message)
         try:
             trainee.end("FAILED")
-        except BrayxError as failed:  # of a restart that failed, the trial has ended
+        except BrayxError as failed:  # the trial of a failed restart has ended
             log.warning("player %r is out, and its trial is not marked as failed: %s", player, failed.message)
         self._host.drop(player, trainee)
 

@@ -279,7 +279,7 @@ class Trial:
         """
         with telling(f"cannot save {artifact_path} of trial {self.name!r}"):
             if client_of(self.uri).list_artifacts(self.run_id, artifact_path):
-                why = "it deletes nothing"  # of many stores MLflow's method does nothing, without a word
+                why = "it deletes nothing"  # in many stores MLflow's method silently does nothing
                 try:
                     self._delete_artifacts(artifact_path)
                 except Exception as error:
@@ -312,14 +312,14 @@ class Trial:
             try:
                 client_of(self.uri).log_artifacts(self.run_id, os.fspath(folder), path)
             except Exception:
-                with contextlib.suppress(Exception):  # half of it on a full disk would keep the next one out
+                with contextlib.suppress(Exception):  # half of it would fill the disk for the next one
                     self._delete_artifacts(path)
                 raise
             # The tag is the checkpoint: setting it is the moment at which this one counts and no other does.
             try:
                 client_of(self.uri).set_tag(self.run_id, checkpoint.tag, checkpoint.tag_value)
             except Exception:
-                with contextlib.suppress(Exception):  # no one else deletes it, and the disk may fill up
+                with contextlib.suppress(Exception):  # nothing else deletes it, and the disk may fill up
                     if path not in [checkpoint.artifact_path for checkpoint in self.checkpoints()]:
                         self._delete_artifacts(path)
                 raise
@@ -386,7 +386,7 @@ class Trial:
         On Ray the learner's process copies, and outlives the owner a little: folders that changed just now stay.
         """
         with contextlib.suppress(Exception):  # they only waste disk space
-            root = self._artifacts().artifact_dir  # other stores do not tell when something changed
+            root = self._artifacts().artifact_dir  # other stores have no times of change
             folders = {file.path for file in client_of(self.uri).list_artifacts(self.run_id, checkpoints.FOLDER)}
             for path in folders - {checkpoint.artifact_path for checkpoint in self.checkpoints()}:
                 if time.time() - checkpoints.changed_at_s(Path(root, path)) >= _COPYING_S:
@@ -455,7 +455,7 @@ def _experiment(client: MlflowClient, project: str, uri: str) -> str:
     if experiment.lifecycle_stage != "active":
         raise TrackingError(f"project {project!r} was deleted in MLflow; restore it, or name another", project=project)
     for name, value in EXPERIMENT_TAGS.items():
-        if name not in experiment.tags:  # else somebody has chosen
+        if name not in experiment.tags:  # otherwise a user chose it
             client.set_experiment_tag(experiment.experiment_id, name, value)
     return str(experiment.experiment_id)
 

@@ -32,6 +32,7 @@ class _SessionTransport:
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
+        self._connection: ClientConnection | AsyncConnection | None = None
         self._frames: SessionFrames | None = None
         self._numbered: str | None = None
 
@@ -84,15 +85,18 @@ class _SessionTransport:
             raise
 
     def _drop(self) -> None:
-        raise NotImplementedError
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._frames = None
 
 
 class WebSocketTransport(_SessionTransport):
     """The blocking WebSocket transport; see `Transport`."""
 
+    _connection: ClientConnection | None
+
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
-        self._connection: ClientConnection | None = None
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._keeper: threading.Thread | None = None
@@ -168,11 +172,6 @@ class WebSocketTransport(_SessionTransport):
                 pass  # it is closed either way
         self._drop()
 
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._frames = None
-
     def _answer_pings(self) -> None:
         """Reads what arrived between requests; skipped while a step uses the connection."""
         if not self._lock.acquire(blocking=False):
@@ -188,9 +187,10 @@ class WebSocketTransport(_SessionTransport):
 class AsyncWebSocketTransport(_SessionTransport):
     """The asyncio WebSocket transport; see `AsyncTransport`. Belongs to one event loop, which answers pings."""
 
+    _connection: AsyncConnection | None
+
     def __init__(self, endpoint: Endpoint) -> None:
         super().__init__(endpoint)
-        self._connection: AsyncConnection | None = None
         self._waiter: asyncio.Future[bytes] | None = None
         self._lost: asyncio.Event = asyncio.Event()
         self._lock = asyncio.Lock()
@@ -264,11 +264,6 @@ class AsyncWebSocketTransport(_SessionTransport):
             except TimeoutError:
                 pass  # it is closed either way
         self._drop()
-
-    def _drop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._frames = None
 
 
 def _send(connection: ClientConnection, data: bytes, timeout_s: float) -> None:
