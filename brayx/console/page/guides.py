@@ -24,7 +24,7 @@ def find(path: str) -> Path | None:
 
 
 def address(guide: str, chinese: bool) -> str:
-    """Address of a guide's page, such as ``guide-console.md#the-verdict``, or of its Chinese translation if there is one."""
+    """Address of a guide's page, such as ``guide-serve.md#keys``, or of its Chinese translation if there is one."""
     translated = f"{_CHINESE}/{guide}"
     return f"/help/{translated if chinese and find(translated.partition('#')[0]) else guide}"
 
