@@ -193,8 +193,8 @@ def console_of_training(
                 yield url
             finally:
                 if url:
-                    tracking = "" if uri == tracking_uri(None) else " --tracking ..."
-                    say(f"the console closes; `brayx console{tracking}` shows this trial")
+                    tracking = "" if uri == tracking_uri(None) else ", with this tracking store,"
+                    say(f"the console closes; `brayx console`{tracking} shows this trial")
 
 
 def words_of(job: JobConfig, uri: str) -> tuple[str, ...]:

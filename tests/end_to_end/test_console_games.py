@@ -138,7 +138,7 @@ def test_a_human_plays_in_the_page_by_keyboard_and_touch(served: tuple[Serving, 
         page.get_by_role("option", name="version 1", exact=True).click()
         page.get_by_role("button", name="New game").click()
         expect(page.get_by_text("Your move.")).to_be_visible()
-        expect(page.get_by_text("You play yellow. Your opponent is version 1.")).to_be_visible()
+        expect(page.get_by_text("You play yellow. Your opponent: version 1.")).to_be_visible()
         expect(page.get_by_role("button", name="New game")).to_be_hidden()  # it would drop the game that runs
         assert overflow(page) == 0
         assert stones(page) <= 1

@@ -274,6 +274,7 @@ CHINESE: dict[str, str] = {
     "{count} ticks lost": "丢失 {count} 个 tick",
     "played by {player}": "玩家：{player}",
     # Sessions
+    "untrained model": "未训练的模型",
     "Running sessions": "正在运行的会话",
     "No session is running. One begins when a game connects to a door of the job.": (
         "没有正在运行的会话。游戏连接到任务的入口时，会话就开始。"
@@ -319,7 +320,7 @@ CHINESE: dict[str, str] = {
     "You play {move} …": "你走 {move} …",
     "Given up.": "已认输。",
     "The game cannot go on.": "对局无法继续。",
-    "Your opponent is {opponent}.": "你的对手是 {opponent}。",
+    "Your opponent: {opponent}.": "你的对手：{opponent}。",
     "Your move.": "轮到你了。",
     "What the agent is thinking": "智能体的想法",
     "Keys 1 to {keys} play the first {keys} moves; Tab and Enter any.": (

@@ -16,6 +16,7 @@ from brayx.console.documents import ResultDocument
 from brayx.console.page import guides
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.words import is_chinese, set_language, tr
+from brayx.console.sessions import SessionDocument
 from brayx.errors import BrayxError
 from brayx.jobs import progress
 from brayx.metrics import significant
@@ -351,3 +352,12 @@ class Alert(ui.label):
         """Shows an error, and further sentences."""
         self.set_text(f"{sentence(error.message)} {more}".strip())
         self.set_visibility(True)
+
+
+def who_plays(session: SessionDocument) -> str:
+    """The player or the versions of a session, such as ``champion 3``; empty: not known."""
+    if session.player:
+        return session.player
+    arms = [arm.split("/") for arm in session.arms]
+    shown = [f"{alias} {version}" if version != "0" else tr("untrained model") for _, alias, version in arms]
+    return ", ".join(shown if len(arms) < 2 else [f"{arm[0]}: {text}" for arm, text in zip(arms, shown, strict=True)])

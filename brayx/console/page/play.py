@@ -12,7 +12,19 @@ from nicegui.events import KeyEventArguments
 from brayx.console.documents import DoneDocument
 from brayx.console.games import BoardDocument, BoardMoveDocument, CellDocument, GameDocument
 from brayx.console.page.caller import ApiCaller, Connect
-from brayx.console.page.frame import MUTED, RESPONSE_S, Alert, empty, frame, heading, loading, number, sentence, since
+from brayx.console.page.frame import (
+    MUTED,
+    RESPONSE_S,
+    Alert,
+    empty,
+    frame,
+    heading,
+    loading,
+    number,
+    sentence,
+    since,
+    who_plays,
+)
 from brayx.console.page.tick import ActionBars
 from brayx.console.page.words import tr
 from brayx.console.play import OpponentListDocument
@@ -132,7 +144,7 @@ class _Play:
         against = _named(game.opponent) or await self._acting(game)
         self._about.set_text(
             " ".join(
-                filter(None, [game.board.text, tr("Your opponent is {opponent}.", opponent=against) if against else ""])
+                filter(None, [game.board.text, tr("Your opponent: {opponent}.", opponent=against) if against else ""])
             )
         )
         self._board.show(game.board)
@@ -152,7 +164,7 @@ class _Play:
             rows: list[SessionDocument] = await self._caller.get(list[SessionDocument], "/api/sessions")
         except BrayxError:
             return ""
-        return next((row.player or ", ".join(row.arms) for row in rows if row.session in game.sessions), "")
+        return next((who_plays(row) for row in rows if row.session in game.sessions), "")
 
     async def _think(self, game: GameDocument) -> None:
         """Shows the action probabilities of the agent's last move. Follows its session, from the first call on."""

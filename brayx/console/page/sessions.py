@@ -23,6 +23,7 @@ from brayx.console.page.frame import (
     number,
     sentence,
     since,
+    who_plays,
 )
 from brayx.console.page.listing import Listing, TableCell, counted
 from brayx.console.page.recordings import end_in_words
@@ -59,7 +60,7 @@ def _sessions(first: list[SessionDocument]) -> Callable[[list[SessionDocument]],
             "Session": lambda row: row.session,
             "Ticks": lambda row: row.ticks,
             "Idle": lambda row: TableCell(since(row.idle_s), row.idle_s),
-            "Player or version": lambda row: row.player or ", ".join(row.arms) or "-",
+            "Player or version": lambda row: who_plays(row) or "-",
             "Return": lambda row: counted(row.result),
         },
         lead="Return",
