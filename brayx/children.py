@@ -165,7 +165,6 @@ class Child(Channel):
             prints goes to standard error; the child ends when it returns.
         *words: its arguments.
         files: file descriptors that the child gets under the same numbers.
-        nice: niceness in addition to that of this process.
         finishes: if this process ends, the child finishes what it does first; otherwise it exits at once.
         forks: fork this process instead of starting Python again, where that is possible (`systems.can_fork`). A fork
             runs at once, since it shares what is imported with this process, and gets no ``variables``.
@@ -184,7 +183,6 @@ class Child(Channel):
         module: str,
         *words: str,
         files: Sequence[int] = (),
-        nice: int = 5,
         finishes: bool = False,
         forks: bool = False,
         restart_s: float = 0.0,
@@ -192,7 +190,7 @@ class Child(Channel):
     ) -> None:
         super().__init__(_CLOSED, _CLOSED)
         program = [sys.executable, "-P", "-c", _RUN]  # -P: do not import from the current folder first
-        self._words = [str(nice), str(int(finishes)), module, *words]
+        self._words = [str(int(finishes)), module, *words]
         self._argv = [*program, *self._words]
         self._forks = forks
         self._files, self._variables = tuple(files), variables
@@ -376,8 +374,7 @@ def run_module() -> None:
 
 
 def _run(parent: Channel, arguments: Sequence[str]) -> NoReturn:
-    nice, finishes, module, *words = arguments
-    systems.lower_priority(int(nice))
+    finishes, module, *words = arguments
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)  # prints must not mix with the messages
     if not int(finishes):

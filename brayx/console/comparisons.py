@@ -212,7 +212,7 @@ class _Comparison:
         self._summary: dict[str, Any] = {}
         versions = [key.reference, key.version] if key.reference else [key.version]
         request = {"folder": folder, "recording": key.recording, "versions": versions, "uri": uri, "trust": trust}
-        self._child = Child("brayx.console.comparison_process", nice=0)
+        self._child = Child("brayx.console.comparison_process")
         self._child.start()
         self._child.send(request)
         threading.Thread(target=self._read, name="brayx-comparison", daemon=True).start()

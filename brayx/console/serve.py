@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import Response, StreamingResponse
 
+from brayx import systems
 from brayx.children import Channel
 from brayx.command_line import say
 from brayx.console.api import create_app
@@ -42,6 +43,8 @@ def main(job: Channel, source: str, keys_file: str, descriptor: str) -> None:
     """
     keys = ConsoleKeys(Keys.load(keys_file)) if keys_file else None
     app = create_app(Source(**json.loads(source), channel=job), keys)
+    _import_early()
+    systems.lower_priority(5)  # the job has priority, except while this starts: that would take a minute
     serve_app(socket.socket(fileno=int(descriptor)), app)
 
 
@@ -59,8 +62,6 @@ def serve_app(listening: socket.socket, app: FastAPI, connect: Connect | None = 
         url = f"http://localhost:{listening.getsockname()[1]}"
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=url, headers=headers)
 
-    if connect is None:  # import MLflow before a page needs it: that takes seconds, and more while a job is busy
-        threading.Thread(target=import_mlflow, name="brayx-console-imports", daemon=True).start()
     add_page(app, connect or in_process)
     config = uvicorn.Config(
         app, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=1, ws_ping_interval=None
@@ -100,10 +101,16 @@ def console(
         app.add_api_route("/api/recordings/{recording}/file", functools.partial(_passed_on, connect))
     else:
         app = create_app(Source(uri, recordings=recordings, trust=trust))
+        _import_early()
     listening, taken = _listen(port)
     shown = url or uri
     say(f"{taken}the console of {shown} is http://{_HOST}:{listening.getsockname()[1]}")
     serve_app(listening, app, connect)
+
+
+def _import_early() -> None:
+    """Imports MLflow in a thread, before a page needs it: that takes seconds."""
+    threading.Thread(target=import_mlflow, name="brayx-console-imports", daemon=True).start()
 
 
 def _listen(port: int | None) -> tuple[socket.socket, str]:

@@ -13,6 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from brayx import systems
 from brayx.children import Channel, Child, RequestFailed
 from brayx.components import load
 from brayx.errors import BrayxError, LeagueError, first_line
@@ -139,4 +140,5 @@ class GateCheck:
 
 def main(parent: Channel) -> None:
     """Answers each request with the score of its weights."""
+    systems.lower_priority(5)  # sessions and learners have priority
     parent.serve(score)

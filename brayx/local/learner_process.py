@@ -59,7 +59,7 @@ def learner_child(job: JobConfig) -> Child | None:
     if any(map(normalises, job.rollouts.values())):
         raise ConfigError("trainer.where is child, expected process: rollouts that normalise share its moments")
     # A fork must not use what torch does with several threads or a GPU.
-    return Child(__name__, nice=0, forks=config.threads == 1 and not config.use_gpu)
+    return Child(__name__, forks=config.threads == 1 and not config.use_gpu)
 
 
 @dataclass

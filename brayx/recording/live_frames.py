@@ -12,6 +12,7 @@ import pickle
 import threading
 import time
 
+from brayx import systems
 from brayx.actor.agent import State
 from brayx.actor.live import NewTicks
 from brayx.actor.live_ticks import LiveFrame, LiveTicks
@@ -24,8 +25,8 @@ _MIN_INTERVAL_S = 0.2
 """Minimum time between two pictures, for all sessions together."""
 _DRAW_S = 5.0
 """Time limit for a picture; after it the process is killed."""
-_START_S = 30.0
-"""As `_DRAW_S`, for the first picture, for which the process has to load the user's module."""
+_START_S = 120.0
+"""As `_DRAW_S`, for the first picture, for which the process has to load the user's module beside a busy job."""
 _RESTART_S = 5.0
 _IDLE_S = 5.0
 """The process ends this long after the last state to draw."""
@@ -153,6 +154,7 @@ class DrawingProcess:
 
 def main(parent: Channel, drawing: str) -> None:
     """Draws states until the pipe closes."""
+    systems.lower_priority(5)  # sessions and learners have priority
     drawer = Drawer(Drawing(*json.loads(drawing)))
 
     def draw(states: bytes) -> tuple[bytes, str]:

@@ -148,7 +148,7 @@ class _Search:
         self._kept: dict[int, Path] = {}
         self._lock = threading.Lock()
         self._ended = False
-        self.children = [Child("brayx.search.local", nice=0, OMP_NUM_THREADS=str(threads)) for _ in range(at_once)]
+        self.children = [Child("brayx.search.local", OMP_NUM_THREADS=str(threads)) for _ in range(at_once)]
         self.failure: BaseException | None = None
         """Exception of the listener, which ends the search."""
 

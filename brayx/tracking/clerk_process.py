@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from brayx import systems
 from brayx.children import Channel, Child, ChildDied, RequestFailed
 from brayx.errors import BrayxError, TrackingError
 from brayx.metrics import BEST_METRIC, Drained, XAxis
@@ -49,7 +50,7 @@ Key = tuple[str, ...]
 
 
 def _child() -> Child:
-    return Child("brayx.tracking.clerk_process", nice=_NICE, finishes=True, restart_s=_RESTART_S)
+    return Child("brayx.tracking.clerk_process", finishes=True, restart_s=_RESTART_S)
 
 
 _early: list[Child] = []
@@ -300,6 +301,7 @@ def _run_in_background(trial: Trial, pickled: bytes) -> None:
 
 def main(parent: Channel) -> None:
     """Answers requests until the training process closes its end, as when it dies."""
+    systems.lower_priority(_NICE)
     with contextlib.suppress(Exception):  # the first request fails with it again, and reports it
         import_mlflow()  # while the training process imports torch
         import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  # a third of what it takes

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -121,3 +122,15 @@ def test_an_interrupt_comes_after_a_while_unless_it_is_taken_back() -> None:
             wait_for_the_interrupt()
     finally:
         signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere, a priority is that of all threads")
+def test_the_priority_is_lowered() -> None:
+    def niceness() -> int:
+        return os.getpriority(os.PRIO_PROCESS, 0)
+
+    before = niceness()
+    with ThreadPoolExecutor(1) as thread:  # which ends with its priority: nothing raises it again
+        thread.submit(systems.lower_priority, 3).result()
+        assert thread.submit(niceness).result() == min(before + 3, 19)
+    assert niceness() == before
