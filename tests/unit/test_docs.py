@@ -150,14 +150,18 @@ def snippets_of(file: Path) -> Iterator[Snippet]:
 SNIPPETS = [snippet for file in FILES for snippet in snippets_of(file)]
 
 
+def some_in(language: str) -> list[Snippet]:
+    return [snippet for snippet in SNIPPETS if snippet.language == language and not snippet.is_("not run")]
+
+
 def some(language: str) -> Any:
-    chosen = [snippet for snippet in SNIPPETS if snippet.language == language and not snippet.is_("not run")]
-    return pytest.mark.parametrize("snippet", chosen, ids=str)
+    return pytest.mark.parametrize("snippet", some_in(language), ids=str)
 
 
 @pytest.fixture(scope="module")
 def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with every example file of the documentation, and the files that its commands name."""
+    """A folder with every example file of the documentation, the files that its commands name, and the projects that
+    they make."""
     folder = tmp_path_factory.mktemp("docs")
     for snippet in SNIPPETS:
         if name := snippet.is_("file"):
@@ -177,6 +181,12 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     for name in shipped:
         (folder / name).symlink_to(ROOT / name)
+    lines = [line for snippet in some_in("sh") for line in snippet.text.splitlines()]
+    for words in itertools.chain.from_iterable(map(commands_in, lines)):
+        if words[:2] == ["brayx", "new"]:
+            project = cli.parser(["new"]).parse_args(words[1:])
+            if not (folder / project.name).exists():
+                new_project(project.name, project.template, folder)
     example = (torch.zeros(1, 4).numpy(),)
     write_bundle(folder / "bundle", Lean(), example, ["onnx"], Samples.of_example(example), batch_sizes=(1,))
     return folder
@@ -424,8 +434,6 @@ def check_brayx(words: list[str], folder: Path) -> None:
     config = getattr(arguments, "config", None)
     if config is not None:
         JobConfig.load(folder / config, arguments.overrides)
-    if words[0] == "new" and not (folder / arguments.name).exists():
-        new_project(arguments.name, arguments.template, folder)
 
 
 def gamecore_help(kind: str) -> str:
