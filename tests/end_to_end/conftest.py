@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.waiting import until
 
-SHOWN_MS = 60_000
+SHOWN_MS = 120_000
 LAYOUT_S = 2.0
 
 
@@ -29,7 +29,7 @@ def overflow(page: Page) -> int:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A Chromium; its expectations wait for a minute."""
+    """A Chromium; its expectations wait for two minutes."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("there is no chromium here: apt-get install chromium")

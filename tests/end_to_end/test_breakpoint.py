@@ -34,13 +34,13 @@ OPTIONS = (
     "agent.module=stops",
     "agent.class=Stops",
     "actor.gamecores.0.num=2",
-    "actor.tick_timeout_s=2",
-    "actor.idle_timeout_s=2",
-    "model.deadline_s=2",
+    "actor.tick_timeout_s=8",
+    "actor.idle_timeout_s=8",
+    "model.deadline_s=8",
     "trainer.num_steps=4000",
     "trainer.target_return=null",
 )
-LIMITS_PASS = "import time; time.sleep(5)"
+LIMITS_PASS = "import time; time.sleep(16)"
 
 
 class Terminal:

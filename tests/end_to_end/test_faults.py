@@ -41,8 +41,9 @@ TROUBLE = ("requests_refused", "sessions_ended.error", "sessions_ended.idle", "s
 
 LONG_GAME = '''
 """CartPole whose pole may fall: a game outlasts the job, so a gamecore that is killed is killed in a game, and no other
-ends meanwhile."""
+ends meanwhile. A step takes as long as one of a fast game, which leaves the cores to others."""
 import math
+import time
 
 import gymnasium
 from gymnasium.envs.classic_control import CartPoleEnv
@@ -55,6 +56,7 @@ class LongCartPole(CartPoleEnv):
 
     def step(self, action):
         obs, *rest = super().step(action)
+        time.sleep(0.004)
         return obs.clip(-10.0, 10.0), *rest
 
 

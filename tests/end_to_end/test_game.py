@@ -87,14 +87,14 @@ class Three(Side):
 
 class Players:
     """Plays both behaviours until the door closes. The second comes when the first one has learned for a while, and the
-    first one does not learn to its end before."""
+    first one does not learn to its end before. Then it has one player less, since it has less to learn."""
 
     def __init__(self, door: str) -> None:
         self._door = door
         self._began, self._joined = threading.Event(), threading.Event()
         self._threads = [
             threading.Thread(target=target, args=(seed,), daemon=True)
-            for seed, target in enumerate((self._play, self._play, self._join))
+            for seed, target in enumerate((self._play, self._play, self._join, self._join))
         ]
         for thread in self._threads:
             thread.start()
@@ -112,6 +112,8 @@ class Players:
                 if number == ALONE // 2:
                     self._began.set()
                 if number == ALONE:
+                    if seed:
+                        return
                     self._joined.wait(240)
                 game.play(f"{seed}-{number}")
 
@@ -120,7 +122,7 @@ class Players:
         with contextlib.suppress(OSError, http.client.HTTPException, RuntimeError):
             game = Three(self._door, seed)
             for number in itertools.count():
-                game.play(f"three-{number}")
+                game.play(f"three-{seed}-{number}")
                 self._joined.set()
 
 
