@@ -95,7 +95,7 @@ if sys.platform == "win32":
         """A function that tells, without waiting, whether ``sock`` has something to read."""
         return lambda: bool(select.select([sock], [], [], 0)[0])
 
-    def lower_priority(steps: int) -> None:
+    def lower_priority(niceness: int) -> None:
         """Lowers this process's priority; no effect on Windows."""
 
     def signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
@@ -199,10 +199,10 @@ else:
         poll.register(sock, select.POLLIN)
         return lambda: bool(poll.poll(0))
 
-    def lower_priority(steps: int) -> None:
-        """Lowers this process's priority."""
+    def lower_priority(niceness: int) -> None:
+        """Lowers this process's priority to a niceness, unless it is that low already."""
         with contextlib.suppress(OSError):
-            os.nice(steps)
+            os.nice(max(0, niceness - os.nice(0)))
 
     def signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
         """Signals a process and its children, which may outlive it: it leads a process group.

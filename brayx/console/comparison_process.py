@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import brayx.recording
-from brayx import actions, systems
+from brayx import actions
 from brayx.children import Channel
 from brayx.errors import BrayxError, RecordingUnknown
 from brayx.recording.comparison import Comparison, compare
@@ -21,10 +21,6 @@ from brayx.recording.reader import Recording
 
 _MAX_LOGITS = 2**23
 """Logits of one version that are kept; of a session with more, there are no probabilities."""
-
-_NICE = 10
-"""The job and the console have priority, except while this process starts: on a busy machine, the imports and the
-models, a few seconds, would take it a minute."""
 
 _LOOKED_AT = 2000
 """Ticks in which it is looked whether actions were sampled."""
@@ -78,7 +74,6 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
     episode = _episode(request["folder"], request["recording"])
     say(state="loading the versions", progress=0.0)
     *reference, version = [version_of(name, request["uri"], trust=request["trust"]) for name in request["versions"]]
-    systems.lower_priority(_NICE)
     chosen = [_Chosen(len(episode)) for _ in request["versions"]]
     done = 0
 

@@ -23,8 +23,8 @@ from brayx.tracking import find
 
 _KEPT = 4
 """Number of comparisons that are kept; the least recently used is dropped."""
-_ASKED_S = 5.0
-"""A comparison stops this long after the last request for it."""
+_ASKED_S = 20.0
+"""A comparison stops this long after the last request for it. A page on a busy machine may take seconds to the next."""
 
 
 _Registered = Annotated[str, Query(pattern=r"^models:/[^/@]+/\d+$", description="models:/NAME/VERSION")]

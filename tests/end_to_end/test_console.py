@@ -397,7 +397,10 @@ def test_a_recording_is_compared_with_versions_one_at_a_time(job: Job) -> None:
         assert not console.get(path, **broken)["done"], "a failed one can be tried again"
 
 
-def test_a_comparison_that_nobody_waits_for_is_stopped(served: tuple[Job, Serving, Console]) -> None:
+def test_a_comparison_that_nobody_waits_for_is_stopped(
+    served: tuple[Job, Serving, Console], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brayx.console.comparisons._ASKED_S", 3.0)
     job, serving, console = served
     with playing(serving.url, "left-alone") as tick:
         tick(1.0)
