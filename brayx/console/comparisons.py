@@ -25,6 +25,8 @@ _KEPT = 4
 """Number of comparisons that are kept; the least recently used is dropped."""
 _ASKED_S = 20.0
 """A comparison stops this long after the last request for it. A page on a busy machine may take seconds to the next."""
+_FREE_S = 5.0
+"""As `_ASKED_S`, if another comparison is requested."""
 
 
 _Registered = Annotated[str, Query(pattern=r"^models:/[^/@]+/\d+$", description="models:/NAME/VERSION")]
@@ -95,8 +97,8 @@ def routes(source: Source, folder: RecordingFolder) -> APIRouter:
     @router.get("")
     def comparison(recording: str, version: _Registered, reference: _Registered | None = None) -> ComparisonDocument:
         """What a version would have done, or the progress of computing it. The first request starts the comparison, and
-        it stops 5 s after the last one. Only one runs at a time: while another runs, a request gets `service_full`. If
-        the comparison failed, the request gets its error.
+        it stops 20 s after the last one. Only one runs at a time: while another runs that was requested in the last
+        5 s, a request gets `service_full`. If the comparison failed, the request gets its error.
         """
         ticks = len(folder.episode(recording))
         return comparisons.ask(Key(recording, version, reference or ""), folder.path, ticks)
@@ -157,9 +159,11 @@ class Comparisons:
             running = self._kept.pop(key, None)
             if running is None or running.stopped or (running.arrays and running.ticks != ticks):
                 if self._newest is not None and self._newest.runs:
-                    raise ServiceFull(
-                        "another comparison runs, and only one can at a time: try again when it has ended"
-                    )
+                    if time.monotonic() < self._newest.asked_at + _FREE_S:
+                        raise ServiceFull(
+                            "another comparison runs, and only one can at a time: try again when it has ended"
+                        )
+                    self._newest.stop()
                 running = self._newest = _Comparison(key, folder, self._uri, self._trust, ticks)
             if running.error is not None:
                 raise running.error
@@ -216,6 +220,11 @@ class _Comparison:
         self._child.start()
         self._child.send(request)
         threading.Thread(target=self._read, name="brayx-comparison", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends it without a result."""
+        self.stopped = True
+        self._child.close()
 
     def document(self) -> ComparisonDocument:
         """The comparison for the API."""
@@ -285,9 +294,8 @@ class _Comparison:
                 try:
                     message = self._child.receive(max(left_s, 0.0) + 0.1)
                 except TimeoutError:
-                    self.stopped = time.monotonic() > self.asked_at + _ASKED_S
-                    if self.stopped:
-                        return
+                    if time.monotonic() > self.asked_at + _ASKED_S:
+                        self.stop()
                     continue
                 if "error" in message:
                     self.error, self.runs = message["error"], False

@@ -427,6 +427,14 @@ def test_a_comparison_that_nobody_waits_for_is_stopped(
         process.suspend()  # it never ends by itself
         until(lambda: not processes(), "it is killed", WAIT_S)
 
+    monkeypatch.setattr("brayx.console.comparisons._FREE_S", 0.0)
+    until(starts, "it runs", WAIT_S)
+    (process,) = processes()
+    process.suspend()
+    other = key._replace(version=f"models:/{PROJECT}/2")
+    assert not comparisons.ask(other, str(job.folder / "recordings"), 1).done, "another one takes its place"
+    until(lambda: not processes(), "both have ended", WAIT_S)
+
 
 def test_foreign_pages_and_names_are_refused_and_a_games_door_has_no_control(
     served: tuple[Job, Serving, Console],
