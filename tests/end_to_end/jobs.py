@@ -117,7 +117,7 @@ class Command:
         for process in self.processes():
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=240)
 
     @property
     def out(self) -> str:

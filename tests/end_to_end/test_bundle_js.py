@@ -24,8 +24,8 @@ from tests.unit.engines.models import awkward, cartpole, recurrent
 
 CLIENT = Path(__file__).parents[2] / "clients" / "js"
 INSTALLED = CLIENT / "node_modules" / ".package-lock.json"  # npm writes it last
-INSTALL_S = 300.0
-RUN_S = 60.0
+INSTALL_S = 900.0
+RUN_S = 180.0
 
 
 def commands() -> tuple[list[str], list[str]] | str:

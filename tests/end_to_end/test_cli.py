@@ -37,7 +37,7 @@ finally:
     heavy = {"ray", "torch", "mlflow"} & set(sys.modules)
     assert not heavy, heavy
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert result.returncode == 0, result.stderr
     assert "--url" in result.stdout
 

@@ -80,7 +80,7 @@ def has_sanitizers(folder: Path) -> bool:
     source = folder / "probe.cpp"
     source.write_text("int main() { return 0; }\n")
     command = [COMPILER, *SANITIZERS, str(source), "-o", str(folder / "probe")]
-    return subprocess.run(command, capture_output=True, timeout=60).returncode == 0
+    return subprocess.run(command, capture_output=True, timeout=240).returncode == 0
 
 
 @pytest.fixture(scope="module")
@@ -247,7 +247,7 @@ def run(driver: Path) -> Iterator[Run]:
     yield start
     for begun in started:
         try:
-            _, errors = begun.process.communicate(timeout=30)
+            _, errors = begun.process.communicate(timeout=240)
         except subprocess.TimeoutExpired:
             begun.process.kill()
             begun.process.communicate()
@@ -375,7 +375,7 @@ def test_a_url_that_cannot_be_used(driver: Path, url: str) -> None:
 @pytest.mark.parametrize("options", [("key", "k"), ("secret", "s"), ("key", "a b", "secret", "s")])
 def test_credentials_that_cannot_be_used(driver: Path, options: tuple[str, ...]) -> None:
     command = [str(driver), "sync", "tcp://127.0.0.1", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, stdin=subprocess.DEVNULL)
     assert done.stdout.startswith("error bad_config "), done
 
 
@@ -1045,7 +1045,7 @@ def test_the_example_plays_cartpole(cartpole: Path) -> None:
     games: list[dict[str, Any]] = []
     with serving(lambda: Balancer(games)) as (server, _):
         command = [str(cartpole), server.url, "--games", "4", "--seed", "5"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert len(games) == 4
     env: Any = gymnasium.make("CartPole-v1").unwrapped
@@ -1099,7 +1099,7 @@ def test_the_example_plays_cartpole_by_contract(cartpole: Path) -> None:
     games: list[list[Tick]] = []
     with serving(lambda: ByContract(games)) as (server, _):
         command = [str(cartpole), server.url, "--games", "2", "--seed", "5", "--contract"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     env: Any = gymnasium.make("CartPole-v1").unwrapped
     for number, (ticks, line) in enumerate(zip(games, done.stdout.splitlines(), strict=True)):
@@ -1210,7 +1210,7 @@ def test_the_example_refuses_an_invalid_action(cartpole: Path, reply: bytes) -> 
             return reply
 
     with serving(lambda: Wrong([])) as (server, _):
-        done = subprocess.run([str(cartpole), server.url, "--games", "1"], capture_output=True, text=True, timeout=60)
+        done = subprocess.run([str(cartpole), server.url, "--games", "1"], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("cartpole: transport_error: the actor's reply is no")
 
@@ -1244,7 +1244,7 @@ def test_the_example_plays_connect_four(connect_four: Path) -> None:
     games: dict[str, dict[str, list[Any]]] = {}
     with serving(lambda: Columns(games)) as (server, _):
         command = [str(connect_four), server.url, "--games", "20"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert len(games) == 20
     firsts = [rules.RED, rules.YELLOW] * 10
@@ -1274,7 +1274,7 @@ def test_an_illegal_column_ends_the_game_of_connect_four(connect_four: Path, rep
     games: dict[str, dict[str, list[Any]]] = {}
     with serving(lambda: Wrong(games)) as (server, _):
         command = [str(connect_four), server.url, "--games", "1"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith('connect_four: transport_error: the reply to red is no {"move": legal column}')
     (seats,) = games.values()
@@ -1285,7 +1285,7 @@ def test_an_illegal_column_ends_the_game_of_connect_four(connect_four: Path, rep
 
 
 def loaded(program: Path, *arguments: object, code: int = 0) -> dict[str, float]:
-    done = subprocess.run([str(program), *map(str, arguments)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([str(program), *map(str, arguments)], capture_output=True, text=True, timeout=240)
     assert done.returncode == code, done.stderr
     result: dict[str, float] = json.loads(done.stdout)
     assert set(result) == {"ticks", "ticks_per_s", "p50_s", "p99_s", "errors", "cpu_s"}
@@ -1388,7 +1388,7 @@ def test_load_counts_errors_of_the_door(load: Path, service: Both) -> None:
     ],
 )
 def test_load_says_what_it_cannot_do(load: Path, arguments: list[str], message: str) -> None:
-    done = subprocess.run([str(load), *arguments], capture_output=True, text=True, timeout=30)
+    done = subprocess.run([str(load), *arguments], capture_output=True, text=True, timeout=240)
     assert (done.returncode, done.stdout) == (1, "")
     assert message in done.stderr
 
@@ -1398,7 +1398,7 @@ def test_load_names_a_peer_that_is_not_a_door(load: Path, service: Both) -> None
     with serving_http(EchoApp()) as address:
         for url in (f"tcp://{address}", server.url.replace("tcp", "http"), server.url.replace("tcp", "ws")):
             command = [str(load), "--url", url, "--sessions", "2", "--seconds", "0.1"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=240)
             assert (done.returncode, done.stdout) == (1, ""), url
             assert done.stderr.startswith("load: "), url
 
@@ -1410,7 +1410,7 @@ def test_the_readme(folder: Path, service: Both) -> None:
     for number, text in enumerate(programs):
         (folder / f"readme{number}.cpp").write_text(text.replace("tcp://127.0.0.1:8101", server.url))
         program = build(str(folder / f"readme{number}.cpp"), folder)
-        said.append(subprocess.run([str(program)], capture_output=True, text=True, timeout=60, check=True).stdout)
+        said.append(subprocess.run([str(program)], capture_output=True, text=True, timeout=240, check=True).stdout)
     assert said == ["observation\n", "100 actions\n"]
 
 

@@ -110,7 +110,7 @@ def begun(tmp_path_factory: pytest.TempPathFactory) -> Begun:
         command.until(lambda: bool(saved(folder)), "it is saved")
         scaled = scale(folder, "3")
         os.kill(command.process.pid, signal.SIGKILL)
-        command.process.wait(timeout=30)
+        command.process.wait(timeout=240)
         command.gone()
         left = command.lines()
         killed = max(saved(folder)), seen(trial_of(command))
@@ -194,7 +194,7 @@ def killed(begun: Begun) -> Iterator[Killed]:
         at_kill = steps_of(command)
         workers = [value for _, value in written(trial_of(command), "rollout/workers.rollout")]
         os.kill(command.process.pid, signal.SIGKILL)
-        command.process.wait(timeout=30)
+        command.process.wait(timeout=240)
         command.gone()
         left = command.lines()
     more = (f"trainer.num_steps={int(at_kill) + 2000}", "trainer.target_return=null")

@@ -21,7 +21,7 @@ NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MARK = "BRAYX_TEST_NOTEBOOK"
 CELL_S = 420
 """For the slowest cell, which trains, on a machine that does other things too."""
-GONE_S = 15.0
+GONE_S = 60.0
 LONG = ("league", "serving", "trials")
 
 pytestmark = pytest.mark.slow

@@ -99,5 +99,5 @@ def test_the_last_folder_comes_first(folder: str, tmp_path_factory: pytest.TempP
 def test_another_process_loads_it_the_same_way(folder: str) -> None:
     code = "import sys; from brayx.components import load; print(load(*sys.argv[1:]).__module__)"
     command = [sys.executable, "-c", code, "brayx_test_package.model", "Mine", folder]
-    done = subprocess.run(command, check=True, timeout=60, capture_output=True, text=True)
+    done = subprocess.run(command, check=True, timeout=240, capture_output=True, text=True)
     assert done.stdout == "brayx_test_agent\n"

@@ -34,8 +34,8 @@ def test_a_former_module_warns_and_has_its_names(former: str, monkeypatch: pytes
 
 def test_the_former_command_warns_and_runs() -> None:
     command = [sys.executable, "-W", "error::FutureWarning", "-m", "pipelines.cli", "--version"]
-    refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    refused = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert refused.returncode == 1
     assert "FutureWarning: python -m pipelines.cli is python -m brayx now" in refused.stderr
-    ran = subprocess.run([*command[:1], *command[3:]], capture_output=True, text=True, timeout=60, check=True)
+    ran = subprocess.run([*command[:1], *command[3:]], capture_output=True, text=True, timeout=240, check=True)
     assert ran.stdout.startswith("brayx ")

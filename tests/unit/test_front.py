@@ -51,7 +51,7 @@ def test_editors_see_every_name_from_where_it_comes() -> None:
 def test_its_names_load_neither_ray_nor_torch() -> None:
     code = "import sys, brayx; brayx.train, brayx.serve, brayx.evaluate; "
     code += "assert not {'ray', 'torch', 'mlflow'} & {*sys.modules}"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240)
 
 
 def test_train_takes_a_shipped_job_and_overrides_and_prints_the_summary(

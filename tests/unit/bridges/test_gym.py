@@ -408,7 +408,7 @@ def test_a_signal_finishes_cleanly(app: EchoApp, address: str, number: signal.Si
         assert process.stdout is not None
         assert process.stdout.readline().startswith("game 1:")
         process.send_signal(number)
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=240)
     finally:
         process.kill()
     assert process.returncode == 0

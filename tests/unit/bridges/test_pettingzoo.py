@@ -459,7 +459,7 @@ def test_without_the_package() -> None:
         "from brayx.bridges.pettingzoo import main\n"
         "sys.exit(main(['a:b', '--url', 'http://127.0.0.1:1']))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 2
     assert "pip install 'brayx[pettingzoo]'" in done.stderr
 

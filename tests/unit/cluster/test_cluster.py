@@ -82,7 +82,7 @@ def test_the_image_and_the_guide_serve_with_the_settings_of_jobs() -> None:
     folder = Path(__file__).parents[3] / "docker"
     clean = {"PATH": os.environ["PATH"]}
     words = ["sh", str(folder / "serve.sh"), "env", "-0"]
-    given = subprocess.run(words, env=clean, capture_output=True, text=True, check=True, timeout=30).stdout
+    given = subprocess.run(words, env=clean, capture_output=True, text=True, check=True, timeout=240).stdout
     shipped = dict(entry.split("=", 1) for entry in given.split("\0") if entry.startswith("RAY_"))
     environment = {**Cluster(ingress="haproxy").environment(), **SERVING_ALONE}
     assert "hash-type consistent" in shipped["RAY_SERVE_HAPROXY_BALANCE_ALGORITHM"]

@@ -44,7 +44,7 @@ def rendered() -> dict[str, list[Resource]]:
     resources = {}
     for overlay in OVERLAYS:
         words = [kubectl, "kustomize", str(FOLDER / "overlays" / overlay)]
-        text = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
+        text = subprocess.run(words, capture_output=True, text=True, check=True, timeout=240).stdout
         resources[overlay] = list(yaml.safe_load_all(text))
     return resources
 

@@ -161,7 +161,7 @@ def test_the_command_stops_between_ticks(app: EchoApp, url: str) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         until(lambda: len(app.applied) > 10)
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=240)
     assert (process.returncode, err) == (0, "")
     assert "ticks/s" in out
     until(lambda: not app.running)

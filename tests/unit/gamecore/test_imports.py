@@ -28,7 +28,7 @@ HEAVY = ("ray", "torch", "mlflow", "onnxruntime", "onnx", "pydantic", "fastapi",
 )
 def test_what_an_import_loads(module: str, also_absent: tuple[str, ...]) -> None:
     code = f"import sys, {module}; print(*sorted(set({HEAVY + also_absent!r}) & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.strip() == ""
 
 
@@ -46,7 +46,7 @@ def test_a_url_without_its_package_says_what_to_install(scheme: str, module: str
         f"try:\n    {client}('{scheme}://127.0.0.1:1')\n"
         "except ConfigError as error:\n    print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert f"pip install {package}," in done.stdout
 
 

@@ -318,7 +318,7 @@ def command(url: str, *arguments: object) -> list[str]:
 
 
 def run(url: str, *arguments: object, typed: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(url, *arguments), input=typed, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command(url, *arguments), input=typed, capture_output=True, text=True, timeout=240)
 
 
 @pytest.mark.parametrize(("seed", "at_once", "first"), [(0, 1, "red"), (1, 1, "yellow"), (0, 5, "red")])
@@ -426,7 +426,7 @@ def test_a_game_that_breaks_off_is_followed_by_another(at_once: int) -> None:
             )
         finally:
             process.terminate()
-            process.communicate(timeout=30)
+            process.communicate(timeout=240)
     assert any(seat_bodies[-1] is None for seat_bodies in bodies.values()), (
         "the other seat's session was stopped without a result"
     )
