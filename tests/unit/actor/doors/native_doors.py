@@ -21,7 +21,7 @@ from tests.unit.actor.doors.test_asgi import TableService
 from tests.waiting import until
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 @dataclass

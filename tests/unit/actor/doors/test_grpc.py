@@ -31,7 +31,7 @@ from tests.unit.gamecore.grpc_server import serving
 from tests.waiting import until
 
 MAX_BODY_BYTES = 2 * 1024 * 1024
-WAIT_S = 5.0
+WAIT_S = 30.0
 CALL, START, TICK, STOP = pb.STEP_KIND_CALL, pb.STEP_KIND_START, pb.STEP_KIND_TICK, pb.STEP_KIND_STOP
 
 
