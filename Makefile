@@ -31,8 +31,8 @@ help: ## this list
 setup: $(STAMP) ## create .venv with the pinned packages and brayx itself
 
 # The lock is whole, so pip need not resolve it, which takes minutes; only torch brings more where it is a CUDA build.
-# pip settles differences: an interrupted or outdated environment is mended, not made again. It would compile the
-# packages on one core, so that is left to compileall, which uses all.
+# pip settles differences: an interrupted or outdated environment is mended, not made again. Nothing is compiled
+# before it is imported, as two thirds of the packages never are.
 # An older one has rfc3987-syntax, with which each process of Ray takes 2 s longer to start.
 $(STAMP): requirements.lock pyproject.toml
 	@[ -n "$(PYTHON)" ] || { echo "make: no Python 3.11, 3.12 or 3.13 found: name one with PYTHON=" >&2; exit 1; }
@@ -42,7 +42,6 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --no-compile --constraint requirements.lock \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) "$$(grep '^torch==' requirements.lock)"
 	$(BIN)/python -m pip uninstall -qq --yes rfc3987-syntax lark
-	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true  # some packages bring templates that are not Python
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
