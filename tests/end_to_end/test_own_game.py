@@ -53,47 +53,6 @@ def test_two_agents_learn_to_talk_and_are_served(folder: Path) -> None:
         serving.gone()
 
 
-@pytest.mark.parametrize(
-    ("file", "was", "now", "said"),
-    [
-        ("game.yaml", "gamma:", "gama:", "game.yaml:45: trainer.algorithm.gama: unknown key; nearest is 'gamma'"),
-        pytest.param(
-            "game.yaml",
-            "module: model",
-            "module: modle",
-            "player.module: module 'modle' is neither in",
-            marks=pytest.mark.cluster,
-        ),
-        pytest.param(
-            "game.yaml",
-            "class: Keeper",
-            "class: Keper",
-            "has no 'Keper'; nearest is 'Keeper'",
-            marks=pytest.mark.cluster,
-        ),
-        ("game.yaml", "Sight}", "Sigth}", "signals_pb2.py) has no 'Sigth'; nearest is 'Sight'"),
-        ("model.py", "def build_model", "def make_model", "model.py) has no 'build_model'; nearest is 'make_model'"),
-        (
-            "agents.py",
-            "import numpy",
-            "import nunpy",
-            "module 'agents' needs the module 'nunpy', which is not",
-        ),
-    ],
-)
-def test_a_mistake_is_one_line(folder: Path, file: str, was: str, now: str, said: str) -> None:
-    text = (folder / file).read_text()
-    assert was in text
-    (folder / file).write_text(text.replace(was, now))
-    _refused(folder, said)
-
-
-def test_a_module_cannot_have_the_name_of_another(folder: Path) -> None:
-    shutil.move(folder / "agents.py", folder / "random.py")
-    (folder / "game.yaml").write_text((folder / "game.yaml").read_text().replace("module: agents", "module: random"))
-    _refused(folder, "random.py cannot be loaded, because another module 'random' was loaded before from")
-
-
 def test_the_committed_messages_are_those_of_the_proto_file() -> None:
     script = "import signals_pb2 as m; print([(d.name, f.name, f.number) for d in m.DESCRIPTOR.message_types_by_name"
     script += ".values() for f in d.fields])"
@@ -102,19 +61,6 @@ def test_the_committed_messages_are_those_of_the_proto_file() -> None:
     for name, body in re.findall(r"message (\w+) \{(.*?)\}", (OWN_GAME / "signals.proto").read_text(), re.DOTALL):
         written += [(name, field, int(number)) for field, number in re.findall(r"\w+ (\w+) = (\d+);", body)]
     assert ran.stdout.strip() == str(written)
-
-
-def _refused(folder: Path, said: str) -> None:
-    """Training exits with code 2 and one line of why, before it starts anything that would have to be stopped."""
-    with brayx(folder, "train", "game.yaml", *setting(*FREE_PORTS)) as training:
-        assert training.ended() == 2, training.err
-        training.gone()
-    lines = training.err.strip().splitlines()
-    assert lines[0] == "game.yaml: checking the job ..."
-    assert len(lines) == 2, training.err
-    assert lines[1].startswith("brayx: ")
-    assert said in lines[1]
-    assert training.out == ""
 
 
 def _play(folder: Path, url: str, games: int) -> list[float]:

@@ -1,0 +1,72 @@
+"""A mistake in a job or its modules is one line and exit code 2, before anything starts that would have to be stopped.
+
+The job is that of `tests/end_to_end/test_own_game.py`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.end_to_end.jobs import FREE_PORTS, setting
+from tests.end_to_end.test_own_game import OWN_GAME
+from tests.unit.conftest import Run
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A copy of the job's folder, where commands run; the modules that they load are forgotten."""
+    folder = Path(shutil.copytree(OWN_GAME, tmp_path / "signals", ignore=shutil.ignore_patterns("__pycache__")))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield folder
+    for name, module in list(sys.modules.items()):
+        if str(getattr(module, "__file__", None)).startswith(f"{folder}/"):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def refused(command: Run) -> Callable[[str], None]:
+    def check(said: str) -> None:
+        children = psutil.Process().children(recursive=True)
+        training = command("train", "game.yaml", *setting(*FREE_PORTS))
+        assert training.returncode == 2
+        checking, error = training.stderr.strip().splitlines()
+        assert checking == "game.yaml: checking the job ..."
+        assert error.startswith("brayx: ")
+        assert said in error
+        assert training.stdout == ""
+        assert psutil.Process().children(recursive=True) == children
+
+    return check
+
+
+@pytest.mark.parametrize(
+    ("file", "was", "now", "said"),
+    [
+        ("game.yaml", "gamma:", "gama:", "game.yaml:45: trainer.algorithm.gama: unknown key; nearest is 'gamma'"),
+        ("game.yaml", "module: model", "module: modle", "player.module: module 'modle' is neither in"),
+        ("game.yaml", "class: Keeper", "class: Keper", "has no 'Keper'; nearest is 'Keeper'"),
+        ("game.yaml", "Sight}", "Sigth}", "signals_pb2.py) has no 'Sigth'; nearest is 'Sight'"),
+        ("model.py", "def build_model", "def make_model", "model.py) has no 'build_model'; nearest is 'make_model'"),
+        ("agents.py", "import numpy", "import nunpy", "module 'agents' needs the module 'nunpy', which is not"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    folder: Path, refused: Callable[[str], None], file: str, was: str, now: str, said: str
+) -> None:
+    text = (folder / file).read_text()
+    assert was in text
+    (folder / file).write_text(text.replace(was, now))
+    refused(said)
+
+
+def test_a_module_cannot_have_the_name_of_another(folder: Path, refused: Callable[[str], None]) -> None:
+    shutil.move(folder / "agents.py", folder / "random.py")
+    (folder / "game.yaml").write_text((folder / "game.yaml").read_text().replace("module: agents", "module: random"))
+    refused("random.py cannot be loaded, because another module 'random' was loaded before from")
