@@ -80,7 +80,9 @@ def test_an_overlay_has_what_its_containers_name(rendered: dict[str, list[Resour
     for workload in workloads:
         for container in containers(workload):
             assert {source["configMapRef"]["name"] for source in container.get("envFrom", ())} <= maps
-            assert not container["securityContext"]["allowPrivilegeEscalation"]
+            security = container["securityContext"]
+            assert not security["allowPrivilegeEscalation"]
+            assert security.get("readOnlyRootFilesystem", False) == container["image"].startswith("brayx")
             assert container["resources"]["limits"]["memory"]
 
 
