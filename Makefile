@@ -106,7 +106,6 @@ images: ## build the images serve, train and client, and try them together
 	$(PYTHON) docker/images.py
 
 stack: setup ## run a service with PostgreSQL, MLflow, Prometheus and HAProxy (Debian's packages) on this machine
-	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint requirements.lock --editable '.[postgresql]'
 	$(BIN)/python docker/stack.py $(ARGS)
 
 clean: ## remove the environment and what tools left; never trials

@@ -2,8 +2,7 @@
 
 PostgreSQL under MLflow, which keeps the artifacts, too; `brayx serve`; Prometheus with the alerts; HAProxy, which ends
 TLS. Only HAProxy listens for other machines, at 8443. Ctrl-C ends all, and so does the end of one. Debian's packages
-postgresql, prometheus, haproxy and openssl must be there, and `brayx[postgresql]`. docker/compose.yaml is the same of
-images.
+postgresql, prometheus, haproxy and openssl must be there. docker/compose.yaml is the same of images.
 """
 
 from __future__ import annotations

@@ -30,15 +30,14 @@ from tests.prometheus import dashboard, values
 from tests.waiting import until
 
 MISSING = [program for program in ("prometheus", "haproxy", "openssl") if shutil.which(program) is None]
-needs_database = [
-    pytest.mark.skipif(not any(Path("/usr/lib/postgresql").glob("*/bin/initdb")), reason="PostgreSQL is not installed"),
-    pytest.mark.skipif(importlib.util.find_spec("psycopg") is None, reason="not installed: brayx[postgresql]"),
-]
-"""Marks of tests with a `Database`."""
+needs_database = pytest.mark.skipif(
+    not any(Path("/usr/lib/postgresql").glob("*/bin/initdb")), reason="PostgreSQL is not installed"
+)
+"""Mark of tests with a `Database`."""
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {MISSING}"),
-    *needs_database,
+    needs_database,
 ]
 ROOT = Path(__file__).parents[2]
 EDGE, MLFLOW, PROMETHEUS = "https://127.0.0.1:8443", "http://127.0.0.1:5000", "http://127.0.0.1:9090"

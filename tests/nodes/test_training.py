@@ -23,7 +23,7 @@ from tests.end_to_end.jobs import TEMPLATES, Command, goes_on, job_folder, numbe
 from tests.nodes.machines import Machine, machines, on_machines, ray_address, ray_on
 from tests.waiting import until
 
-pytestmark = [*on_machines, *needs_database]
+pytestmark = [*on_machines, needs_database]
 
 MLFLOW, TCP = 5000, 8101
 WITHOUT_DATABASE_S, CUT_S = 10.0, 20.0
