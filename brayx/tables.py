@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from unicodedata import combining, east_asian_width
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list[str]:
@@ -14,12 +15,15 @@ def aligned(rows: Sequence[Sequence[str]], left: Collection[int] = (0,)) -> list
         rows: one or more, including the heading, all with the same number of cells.
         left: indices of left-aligned columns; the others are right-aligned.
     """
-    from rich.cells import cell_len  # not on a machine with a game only, where `brayx --help` works, too
-
-    widths = [max(map(cell_len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(_width, column)) for column in zip(*rows, strict=True)]
 
     def padded(cell: str, column: int) -> str:
-        space = " " * (widths[column] - cell_len(cell))
+        space = " " * (widths[column] - _width(cell))
         return cell + space if column in left else space + cell
 
     return ["  ".join(padded(cell, column) for column, cell in enumerate(row)).rstrip() for row in rows]
+
+
+def _width(text: str) -> int:
+    """Columns of the terminal that a text takes."""
+    return sum(1 + (east_asian_width(character) in "WF") for character in text if not combining(character))

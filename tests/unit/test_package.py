@@ -55,6 +55,7 @@ with Client(sys.argv[1]) as client:
     print(bodies.decode_reply(client.tick(bodies.encode_tick({"walk": [0, 1]}))))
     client.stop(bodies.encode_tick(terminated=True))
 """
+COMMAND = "from brayx.commands.cli import run; run()"
 
 WAIT_S = 120.0
 
@@ -129,14 +130,24 @@ def test_with_numpy_and_msgpack_it_speaks_contracts(run: Callable[..., str], url
     assert run(("numpy", "msgpack"), PACKED, url) == "{'go': 1}\n"
 
 
+def test_with_numpy_and_msgpack_it_loads_a_service(run: Callable[..., str], url: str, tmp_path: Path) -> None:
+    start, tick = tmp_path / "start.json", tmp_path / "tick.json"
+    start.write_text(
+        '{"contract": 1, "observations": {"walk": {"shape": [2]}}, "actions": {"go": {"kind": "discrete", "size": 2}}}'
+    )
+    tick.write_text('{"obs": {"walk": [0, 1]}}')
+    plan = ["--sessions", "2", "--ramp", "0", "--seconds", "0.2", "--start", str(start), "--body", str(tick)]
+    said = run(("numpy", "msgpack"), COMMAND, "load", url, *plan)
+    assert [line.split()[0] for line in said.splitlines()[:4]] == ["phase", "start", "tick", "stop"], said
+    assert said.splitlines()[1].endswith(" -"), said
+
+
 def test_with_orjson_as_well_it_plays_for_godot(run: Callable[..., str]) -> None:
-    command = "from brayx.commands.cli import run; run()"
-    assert "--game-timeout-s" in run(("numpy", "msgpack", "orjson"), command, "gamecore", "godot", "--help")
+    assert "--game-timeout-s" in run(("numpy", "msgpack", "orjson"), COMMAND, "gamecore", "godot", "--help")
 
 
 def test_the_help_needs_no_package_and_a_command_names_the_one_that_it_misses(run: Callable[..., str]) -> None:
-    command = "from brayx.commands.cli import run; run()"
-    assert "gamecore" in run((), command, "--help")
-    (line,) = run((), command, "trials").splitlines()
+    assert "gamecore" in run((), COMMAND, "--help")
+    (line,) = run((), COMMAND, "trials").splitlines()
     assert line.startswith("brayx: No module named ")
     assert "pip install brayx" in line
