@@ -165,6 +165,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 def _forget(arguments: argparse.Namespace) -> int:
     from brayx.recording import forgetting, trials
+    from brayx.recording.config import is_named
     from brayx.tracking import tracking_uri
     from brayx.tracking.registry import registered_models
     from brayx.urls import missing_database
@@ -191,8 +192,9 @@ def _forget(arguments: argparse.Namespace) -> int:
         print(f"registered since these sessions began, so they may have learned from them: {', '.join(learned)}")
     for address in left:
         print(f"{address} still has such sessions: its store is not a folder of this machine", file=sys.stderr)
-    if not left and not any(forgotten.sessions for forgotten in removed.values()):
-        raise ConfigError("no recorded session is selected, so nothing is removed", key="--session")
+    gone = {session for forgotten in removed.values() for session in forgotten.ids}
+    if unknown := [name for name in names if not left and not any(is_named(session, name) for session in gone)]:
+        raise ConfigError(f"no recorded session is {' or '.join(unknown)}", key="--session")
     return 1 if left else 0
 
 

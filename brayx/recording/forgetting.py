@@ -30,12 +30,14 @@ class Forgotten(NamedTuple):
         sessions, ticks: their numbers.
         files: number of files that held them.
         began: start of the first of these sessions, in seconds since 1970; infinite if there was none.
+        ids: their ids.
     """
 
     sessions: int
     ticks: int
     files: int
     began: float
+    ids: frozenset[str]
 
 
 def forget(address: str, names: Collection[str]) -> Forgotten:
@@ -78,6 +80,7 @@ def forget(address: str, names: Collection[str]) -> Forgotten:
         sum(part.ticks for part in gone),
         len(affected),
         min((part.began for part in gone), default=float("inf")),
+        frozenset(part.session for part in gone),
     )
 
 

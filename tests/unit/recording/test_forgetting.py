@@ -57,7 +57,7 @@ def test_the_other_sessions_of_a_file_keep_their_ticks_and_frames(folder: Path) 
     before = [path for path in folder.iterdir() if path.suffix == ".parquet"]
     began = sessions(folder)["red"].began
     assert mentions(folder, "red")
-    assert forget(str(folder), ["red"]) == (1, TICKS, 1, began)
+    assert forget(str(folder), ["red"]) == (1, TICKS, 1, began, {"red"})
     assert not mentions(folder, "red")
     left = sessions(folder)
     assert sorted(left) == ["blue", "game-agent-a", "game-agent-b"]
@@ -116,10 +116,10 @@ def test_the_command_reaches_folders_and_trials(
     _, _, address = log(open_recordings(str(folder)), trial)
     trial.finish()
     words = ["recordings", "forget", str(folder), "--tracking", uri, "--session"]
-    assert cli.main([*words, "nobody"]) == 2
-    assert "no recorded session is selected" in capsys.readouterr().err
-    assert cli.main([*words, "red", "--session", "game-agent-b"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    assert cli.main([*words, "red", "--session", "nobody", "--session", "game-agent-b"]) == 2
+    out, error = capsys.readouterr()
+    assert error == "brayx: no recorded session is nobody\n"
+    lines = out.splitlines()
     assert [line.partition(": ")[0] for line in lines] == [str(folder), address]
     assert all(line.partition(": ")[2].startswith("2 sessions of 20 ticks removed") for line in lines)
     assert sorted(sessions(folder)) == ["blue", "game-agent-a"]
