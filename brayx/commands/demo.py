@@ -93,7 +93,7 @@ def _demo(arguments: argparse.Namespace) -> int:
     store = shlex.quote(uri)
     print(f"  {_command('mlflow')} ui --backend-store-uri {store} --workers 1  # the trial, its curves and checkpoints")
     if cluster is None:
-        print("  make demo ARGS=--cluster  # the same on Ray")
+        print(f"  {_command('brayx')} demo --cluster  # the same on Ray")
     print(f"  {_command('brayx')} serve {shlex.quote(arguments.config)} --tracking {store}  # serves the champion")
     application = _served(arguments.config, uri, uri == tracking_uri())
     print(f"  {_command('serve')} run {application}  # serves it on Ray")
