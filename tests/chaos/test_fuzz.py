@@ -53,7 +53,8 @@ EXAMPLES = max(20, int(1500 * SHARE))
 async def test_a_million_damaged_frames(doors: tuple[Door, ...], noise: list[str]) -> None:
     seed = int(os.environ.get("BRAYX_FUZZ_SEED", str(random.getrandbits(32))))
     tally = Tally()
-    with Target() as target:
+    # gRPC's thread hands over each event by the GIL: beside the storm a tick takes seconds to arrive on a busy machine.
+    with Target(idle_timeout_s=10.0) as target:
         began = time.monotonic()
         fresh = target.report()
         async with guarded(target, doors) as ticks:
