@@ -54,7 +54,7 @@ async def test_a_million_damaged_frames(doors: tuple[Door, ...], noise: list[str
     seed = int(os.environ.get("BRAYX_FUZZ_SEED", str(random.getrandbits(32))))
     tally = Tally()
     # gRPC's thread hands over each event by the GIL: beside the storm a tick takes seconds to arrive on a busy machine.
-    with Target(idle_timeout_s=10.0) as target:
+    with Target(idle_timeout_s=30.0) as target:
         began = time.monotonic()
         fresh = target.report()
         async with guarded(target, doors) as ticks:

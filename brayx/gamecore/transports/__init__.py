@@ -54,6 +54,6 @@ def _made(url: object, prefix: str, alternative: str, compress: bool) -> object:
             importlib.import_module(module)
         except ImportError:
             raise ConfigError(
-                f"{url} needs the package {package!r}, which is not installed: pip install {package}, or use http://"
+                f"{url} needs the package {package!r}, which is not installed: pip install {package}, or use HTTP"
             ) from None
     return getattr(importlib.import_module(f"{__name__}.{door.module}"), prefix + door.transport)(endpoint)
