@@ -66,7 +66,9 @@ class TestTrial:
         assert Trial.open("project", "trial", tracking_db, resume=False).run_id != first.run_id
 
     @pytest.mark.slow  # starts MLflow in a separate process
-    def test_a_trial_of_a_living_process_is_not_taken_over(self, tracking_db: str) -> None:
+    def test_a_trial_of_a_living_process_is_not_taken_over_and_that_of_a_killed_one_continues(
+        self, tracking_db: str
+    ) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", OWNER, tracking_db], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as other:
@@ -75,19 +77,10 @@ class TestTrial:
             with pytest.raises(TrackingError) as refused:
                 Trial.open("project", "trial", tracking_db)
             assert refused.value.details == {"pid": other.pid, "run_id": run_id}
-            assert Trial.open("project", "trial", tracking_db, resume=False).run_id != run_id
-            other.kill()
-
-    @pytest.mark.slow  # starts MLflow in a separate process
-    def test_a_trial_of_a_killed_process_continues(self, tracking_db: str) -> None:
-        with subprocess.Popen(
-            [sys.executable, "-c", OWNER, tracking_db], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        ) as other:
-            assert other.stdout is not None
-            run_id = other.stdout.readline().strip()
             other.kill()
         again = Trial.open("project", "trial", tracking_db)
         assert (again.run_id, again.resumed) == (run_id, True)
+        assert Trial.open("project", "trial", tracking_db, resume=False).run_id != run_id, "a living process has that"
 
     def test_projects_do_not_share_names(self, tracking_db: str) -> None:
         assert Trial.open("a", "trial", tracking_db).run_id != Trial.open("b", "trial", tracking_db).run_id
