@@ -9,7 +9,6 @@ import json
 import os
 import re
 import signal
-import socket
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -438,27 +437,6 @@ def interrupt_at(command: Command, moment: str, *, group: bool) -> None:
     assert command.process.returncode == 130
     assert "Traceback" not in command.err
     assert not command.temporary
-
-
-def test_a_port_that_is_taken_is_named_with_its_holder(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-        with brayx(tmp_path, *small_job(tmp_path, f"actor.port={port}")) as command:
-            assert command.ended() == 2
-            said = one_line(command)
-            assert f"port {port} of 127.0.0.1 is taken by" in said
-            assert f"pid {os.getpid()}" in said
-            assert not command.processes()
-
-
-def test_an_mlflow_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    folder = Path("/proc/mlflow") if os.geteuid() == 0 else tmp_path / "shut"  # nothing else is shut to root
-    if os.geteuid() != 0:
-        folder.mkdir(mode=0o500)
-    with brayx(tmp_path, *small_job(tmp_path), "--tracking", str(folder)) as command:
-        assert command.ended() == 2
-        assert f"MLflow database {folder}/mlflow.db is not writable" in one_line(command)
-        assert not command.processes()
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_wrong_arguments_are_reported_like_any_error_after_the_usage(
         (("check", str(CARTPOLE), "--set", "trainer.learning_rat=1"), "trainer.learning_rat: unknown key; nearest is"),
         (("check", "no-such.yaml"), "no-such.yaml: cannot be read"),
         (("train", str(CARTPOLE), "--set", "trainer.epochs=x"), "trainer.epochs: unknown key"),
-        (("train", str(CARTPOLE), "--tracking", "/dev/null/x"), "is not writable"),
+        (("train", str(CARTPOLE), "--tracking", "/dev/null/x"), "database /dev/null/x/mlflow.db is not writable"),
     ],
 )
 def test_what_is_wrong_is_one_line_and_exit_code_2(command: Run, words: tuple[str, ...], said: str) -> None:

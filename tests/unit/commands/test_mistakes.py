@@ -5,7 +5,9 @@ The job is that of `tests/end_to_end/test_own_game.py`.
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -31,10 +33,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def refused(command: Run) -> Callable[[str], None]:
-    def check(said: str) -> None:
+def refused(command: Run) -> Callable[..., None]:
+    def check(said: str, *options: str) -> None:
         children = psutil.Process().children(recursive=True)
-        training = command("train", "game.yaml", *setting(*FREE_PORTS))
+        training = command("train", "game.yaml", *setting(*FREE_PORTS, *options))
         assert training.returncode == 2
         checking, error = training.stderr.strip().splitlines()
         assert checking == "game.yaml: checking the job ..."
@@ -58,7 +60,7 @@ def refused(command: Run) -> Callable[[str], None]:
     ],
 )
 def test_a_mistake_is_one_line(
-    folder: Path, refused: Callable[[str], None], file: str, was: str, now: str, said: str
+    folder: Path, refused: Callable[..., None], file: str, was: str, now: str, said: str
 ) -> None:
     text = (folder / file).read_text()
     assert was in text
@@ -66,7 +68,14 @@ def test_a_mistake_is_one_line(
     refused(said)
 
 
-def test_a_module_cannot_have_the_name_of_another(folder: Path, refused: Callable[[str], None]) -> None:
+def test_a_module_cannot_have_the_name_of_another(folder: Path, refused: Callable[..., None]) -> None:
     shutil.move(folder / "agents.py", folder / "random.py")
     (folder / "game.yaml").write_text((folder / "game.yaml").read_text().replace("module: agents", "module: random"))
     refused("random.py cannot be loaded, because another module 'random' was loaded before from")
+
+
+def test_a_port_that_is_taken_is_named_with_its_holder(folder: Path, refused: Callable[..., None]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        refused(f"port {port} of 127.0.0.1 is taken by", f"actor.port={port}")
+        refused(f"pid {os.getpid()}", f"actor.port={port}")
