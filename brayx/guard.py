@@ -147,7 +147,7 @@ class GamecoreGuard:
 
 def program(word: str, folder: str | Path) -> str | None:
     """Path of a command's program, None if it does not exist; ``folder`` is the command's working directory."""
-    return shutil.which(word if os.sep not in word else str(Path(folder, word)), path=environment()["PATH"])
+    return shutil.which(word if os.sep not in word else os.path.join(folder, word), path=environment()["PATH"])
 
 
 def environment() -> dict[str, str]:

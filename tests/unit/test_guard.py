@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import psutil
+import pytest
 
+from brayx.errors import StartupError
 from brayx.guard import GamecoreGuard
 from tests.processes import alive
 from tests.waiting import WAIT_S, until
@@ -38,6 +40,17 @@ def test_neither_games_nor_their_children_outlive_a_killed_job(tmp_path: Path) -
         (watch,) = [process for process in psutil.Process(job.pid).children() if process.pid != game]
         job.kill()
     until(lambda: not alive(game) and not alive(child) and not alive(watch.pid))
+
+
+def test_a_program_in_this_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    game = tmp_path / "game.sh"
+    game.write_text("#!/bin/sh\nexit 7")
+    game.chmod(0o755)
+    with GamecoreGuard() as guard:
+        assert guard.start(["./game.sh"]).wait(WAIT_S) == 7
+        with pytest.raises(StartupError, match="did not start"):
+            guard.start(["game.sh"])
 
 
 def test_a_killed_shell_is_replaced_by_one_that_knows_the_running_games(tmp_path: Path) -> None:
