@@ -32,6 +32,10 @@ from brayx.trainer.config import TrainerConfig
 
 logger = logging.getLogger(__name__)
 
+_OTHER = (
+    "; {0} has its own options and batches: --set 'trainer.algorithm={{name: {0}}}' --set 'buffer={{kind: buffer}}'"
+)
+
 
 class Validation:
     """One pass over a document that collects all errors."""
@@ -89,7 +93,13 @@ class Validation:
             self._add(("behaviours", name, key), "is an option of the whole job, expected components")
         prefix: Loc = ("behaviours", name)
         lines = {loc[2:]: line for loc, line in self.document.lines.items() if loc[:2] == prefix and len(loc) > 2}
-        merged = merged_options(values, own)
+        merged, before = merged_options(values, own), self._sampling(values)
+        for buffer, sampling in self._sampling(merged).items():
+            given = own.get(buffer, {})
+            if sampling != before.get(buffer, sampling) and isinstance(
+                given, dict
+            ):  # the job's batches fit its algorithm
+                merged[buffer] = {"kind": "buffer", **given}
         values = {key: merged[key] for key in merged if merged[key] is not None or key not in own}
         document = JobFile(values, {**self.document.lines, **lines}, self.document.file)
         return Validation(document, self.path).job()
@@ -153,9 +163,12 @@ class Validation:
         """One of pydantic's findings in this project's words."""
         loc: Loc = problem["loc"]
         if problem["type"] == "extra_forbidden":
+            other = ""
             if model is TrainerConfig and loc[0] == "algorithm":  # its model depends on its value
                 model, loc = config_class(value["algorithm"], self.folder), loc[1:]
-            return f"unknown key{nearest(str(loc[-1]), walk(model, loc[:-1])[1])}"
+                if ("trainer", "algorithm", "name") in self.document.overridden:
+                    other = _OTHER.format(value["algorithm"]["name"])
+            return f"unknown key{nearest(str(loc[-1]), walk(model, loc[:-1])[1])}{other}"
         if problem["type"] == "missing":
             return "is missing"
         if problem["type"] == "union_tag_invalid":

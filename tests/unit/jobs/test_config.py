@@ -412,6 +412,11 @@ def test_an_invalid_buffer_is_refused_with_its_own_error(write: Any) -> None:
             JobConfig.load(write(JOB), [override])
 
 
+def test_another_algorithms_name_alone_says_how_to_replace_its_options() -> None:
+    with pytest.raises(ConfigError, match=r"gae_lambda: unknown key.*--set 'trainer.algorithm=\{name: sac\}'"):
+        JobConfig.load(GAME, ["trainer.algorithm.name=sac"])
+
+
 class TestBehaviours:
     def test_a_behaviours_options_are_those_of_the_job_and_its_own(self) -> None:
         own = "{trainer: {num_steps: 7, algorithm: {epochs: 2}}, network: {hidden: [8]}, actor: {episode_length: 9}}"
@@ -425,7 +430,14 @@ class TestBehaviours:
         assert quick.trainers["trainer"].algorithm == ppo.model_copy(update={"epochs": 2})
         assert quick.buffers == job.buffers
         assert sac.trainers["trainer"].algorithm.name == "sac", "another algorithm has its own defaults"
-        assert sac.buffers["buffer"].sampler == "uniform"
+        buffer = sac.buffers["buffer"]
+        assert (buffer.sampler, buffer.size * buffer.batch_size * buffer.unroll_length) == ("uniform", 100_096)
+
+    def test_a_behaviours_own_buffer_is_laid_over_its_algorithms(self) -> None:
+        own = "{trainer: {algorithm: {name: sac}}, buffer: {batch_size: 64}}"
+        assert JobConfig.load(GAME, [f"behaviours={{Slow: {own}}}"]).of_behaviour("Slow").buffers == (
+            JobConfig.load(GAME, ["trainer.algorithm={name: sac}", "buffer={kind: buffer, batch_size: 64}"]).buffers
+        )
 
     def test_a_change_of_the_job_is_kept(self) -> None:
         job = JobConfig.load(GAME, ["behaviours.Quick.trainer.num_steps=7"])
