@@ -93,8 +93,7 @@ def train(
     check_placement(job)
     console_keys(job)
     uri = initialise(tracking_uri(tracking or job.tracking.uri))
-    if layout is not None:
-        _check_weights(job, trial_name or job.trial, uri, resume)
+    _check_weights(job, trial_name or job.trial, uri, resume)
     started = cluster_for(job, ingress, cluster) if isinstance(cluster, str) else contextlib.nullcontext(cluster)
     with started as running:
         return train_on(running, job, layout, uri, trial_name=trial_name, resume=resume, log_interval=log_interval)

@@ -183,7 +183,8 @@ def initial_weights(
 
 
 def check_initial_weights(job: JobConfig, name: str, uri: str, resume: bool, run: Callable[..., Any]) -> None:
-    """Checks the weights that the job's trainer names, before its trial is made; not if that is resumed.
+    """Checks the weights that the job's trainer names, before its trial is made; not if that is resumed. Of a job that
+    still waits for its contract, it checks only that they can be read.
 
     Args:
         job: the job.
@@ -198,7 +199,9 @@ def check_initial_weights(job: JobConfig, name: str, uri: str, resume: bool, run
     config = job.trainers[only("trainer", job.trainers)]
     if config.initial_weights is None:
         return
-    module, _ = build_model(job.folder, job.models[config.model].module, config.model, job.as_dict())
+    module = None
+    if not job.needs_contract:
+        module, _ = build_model(job.folder, job.models[config.model].module, config.model, job.as_dict())
     with _telling_option():
         run(_check_to_start, job.project, name, uri, resume, *_reference_and_layout(config, job.folder, module))
 
@@ -213,15 +216,18 @@ def _telling_option() -> Iterator[None]:
         raise type(error)(f"trainer.initial_weights: {error.message}", **details) from None
 
 
-def _reference_and_layout(config: TrainerConfig, folder: str, module: nn.Module) -> tuple[str, Mapping[str, LeafSpec]]:
+def _reference_and_layout(
+    config: TrainerConfig, folder: str, module: nn.Module | None
+) -> tuple[str, Mapping[str, LeafSpec] | None]:
     """What the option names, with an absolute path of a folder, and the layout that the weights must have."""
     reference = config.initial_weights
     assert reference is not None
-    return reference if ":/" in reference else str(Path(folder, reference)), layout_of(module_weights(module))
+    layout = None if module is None else layout_of(module_weights(module))
+    return reference if ":/" in reference else str(Path(folder, reference)), layout
 
 
 def _check_to_start(
-    project: str, name: str, uri: str, resume: bool, reference: str, layout: Mapping[str, LeafSpec]
+    project: str, name: str, uri: str, resume: bool, reference: str, layout: Mapping[str, LeafSpec] | None
 ) -> None:
     if not resume or Trial.interrupted(project, name, uri) is None:
         _fitting_weights(reference, layout, uri)
@@ -235,8 +241,8 @@ def _weights_to_start(trial: Trial, reference: str, layout: Mapping[str, LeafSpe
     return weights
 
 
-def _fitting_weights(reference: str, layout: Mapping[str, LeafSpec], uri: str) -> tuple[str, Weights]:
-    """The label and the weights of a stored model."""
+def _fitting_weights(reference: str, layout: Mapping[str, LeafSpec] | None, uri: str) -> tuple[str, Weights]:
+    """The label and the weights of a stored model; a ``layout`` of None is not known."""
     with stored_model(reference, uri) as stored:
         weights = load_weights(stored.folder / "weights.npz")
         if len(learned(weights)) < len(weights):
@@ -245,7 +251,8 @@ def _fitting_weights(reference: str, layout: Mapping[str, LeafSpec], uri: str) -
                 "normalise them otherwise: name a version that was trained without"
             )
         try:
-            check_weights(layout, weights)
+            if layout is not None:
+                check_weights(layout, weights)
         except BadWeights as error:
             message = f"{stored.label} does not fit this job's model, which needs the same layers: {error.message}"
             raise BadWeights(message, **error.details) from None

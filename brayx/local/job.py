@@ -123,6 +123,8 @@ def train_in_process(
         stack.callback(clerk.end)
         if clerk.may_resume and (job.has_contract or job.contract is not None):
             job = with_resumed_contract(job, name, clerk.run(contract_to_resume, job.project, name, uri))
+        if job.needs_contract:  # so that no game waits in vain
+            check_weights(job, name, uri, clerk.may_resume, clerk.run)
         lobby = stack.enter_context(open_lobby(job)) if job.has_contract else None
         if lobby is not None:
             job = lobby.wait()

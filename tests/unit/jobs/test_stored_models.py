@@ -156,6 +156,19 @@ def test_weights_are_not_checked_if_a_trial_is_resumed(stored: Stored) -> None:
         check()
 
 
+def test_a_job_that_waits_for_a_game_says_at_once_that_there_are_none(command: Run, stored: Stored) -> None:
+    words = ("--tracking", stored.uri, "--set", "trainer.initial_weights=runs:/nowhere")
+    ended = command("train", str(TEMPLATES / "game.yaml"), *words)
+    assert ended.returncode == 2
+    assert "trainer.initial_weights: no trial has the id or the name 'nowhere'" in ended.stderr
+    assert "waiting for a game" not in ended.stdout + ended.stderr
+
+
+def test_weights_for_an_unknown_contract_need_not_fit(stored: Stored) -> None:
+    job = JobConfig.load(TEMPLATES / "game.yaml", [f"trainer.initial_weights={stored.folder / 'good'}"])
+    check_initial_weights(job, "main", stored.uri, True, lambda function, *args: function(*args))
+
+
 def stranger(folder: Path) -> Path:
     """A checkpoint whose job is beside it, with a model and an algorithm that leave a file when they are imported."""
     folder.mkdir()
