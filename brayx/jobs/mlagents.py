@@ -296,7 +296,7 @@ class _Translation:
                         lines = self._made.refused if mark.refused else self._made.notes
                         lines.append(f"{dotted(place)}: {mark.instead}")
                     else:
-                        self._quiet.append(name)
+                        self._quiet.append(name if len(place) < 4 else dotted(place[-2:]))
             if isinstance(value, BaseModel):
                 self._keys(value, place)
 

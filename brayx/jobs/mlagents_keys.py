@@ -272,9 +272,11 @@ class CheckpointKeys(Section):
 class TorchKeys(Section):
     """``torch_settings``."""
 
-    device: Annotated[str | None, To("trainer.use_gpu", lambda device: (device or "").startswith("cuda") or None)] = (
-        None
-    )
+    device: Annotated[
+        str | None,
+        To("trainer.use_gpu", lambda device: (device or "").startswith("cuda") or None),
+        Lost("brayx learns on the CPU, or with cuda on a GPU", harmless=(None, "cpu", "cuda", "cuda:0")),
+    ] = None
 
 
 SECTIONS: Mapping[str, type[Section]] = {

@@ -71,6 +71,7 @@ behaviors:
       deterministic: true
     reward_signals:
       gail: {gamma: 0.99, strength: 1.0, demo_path: Run.demo, use_vail: false}
+      extrinsic: {network_settings: {hidden_units: 64}}
       curiosity: {gamma: 0.99, strength: 0.02, encoding_size: 256}
       rnd: {gamma: 0.99, strength: 0.01, network_settings: {hidden_units: 64}}
     self_play: {save_steps: 20000, team_change: 100000, swap_steps: 2000, window: 10, initial_elo: 1200.0}
@@ -174,7 +175,6 @@ def test_every_other_key_is_taken_or_named(tmp_path: Path) -> None:
             f"{behaviour}.reward_signals.gail",
             f"{behaviour}.reward_signals.curiosity",
             f"{behaviour}.reward_signals.rnd",
-            f"{behaviour}.reward_signals has no extrinsic",
             f"{behaviour}.init_path",
             "environment_parameters.height",
         ]
@@ -187,6 +187,19 @@ def test_every_other_key_is_taken_or_named(tmp_path: Path) -> None:
         "engine_settings.no_graphics_monitor",
         "without effect",
     }
+    assert "extrinsic.network_settings" in options.notes[-1]
+
+
+def test_what_the_game_earns_is_learned_also_if_extrinsic_is_left_out(tmp_path: Path) -> None:
+    options = read(tmp_path, "behaviors: {Runner: {reward_signals: {rnd: {}}}}")
+    assert "reward_signals has no extrinsic" in options.refused[-1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "mps"])
+def test_a_device_that_nothing_learns_on_is_named(device: str) -> None:
+    options = learn_options(None, {"torch_settings": {"device": device}})
+    assert options.load().trainers["trainer"].use_gpu is (device == "cuda")
+    assert [line.partition(": ")[0] for line in options.notes] == ["torch_settings.device"] * (device == "mps")
 
 
 def test_demonstrations_are_imitated_beside_the_reward(tmp_path: Path) -> None:
