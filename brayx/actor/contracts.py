@@ -64,9 +64,11 @@ def contract_of(start: Any, expected: Contract | None, missing: Collection[str] 
     if contract.behaviour != expected.behaviour:
         differences.insert(0, f'behaviour is "{contract.behaviour}", expected "{expected.behaviour}"')
     if differences:
+        lacks = [f"{spec.name}: 0" for spec in wanted if spec.name not in given]
+        serve = f"; to serve it as it is, --set 'actor.missing={{{', '.join(lacks)}}}'"
         raise BadBody(
             f"the game's contract does not fit the model's: {'; '.join(differences)}; to train a model for it, add "
-            "--new to `brayx train`, or --set project=NAME",
+            f"--new to `brayx train`, or --set project=NAME{serve * (len(lacks) == len(differences))}",
             differences=differences,
             expected=expected.id,
         )

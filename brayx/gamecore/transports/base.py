@@ -149,8 +149,10 @@ class Endpoint:
             hint = "nothing listens there: is the service running, and is the port right?"
         elif isinstance(error, socket.gaierror):
             hint = f"the host name {self.host!r} does not resolve: is it spelt right?"
+        elif isinstance(error, ssl.SSLCertVerificationError):
+            hint = "to trust its certificate, name the certificate's file in the environment variable SSL_CERT_FILE"
         elif isinstance(error, ssl.SSLError):
-            hint = "the TLS handshake failed: does the service speak TLS on this port, with a trusted certificate?"
+            hint = "the TLS handshake failed: does the service speak TLS on this port?"
         else:
             hint = "check the address, the network and any firewall"
         return ConnectFailed(f"cannot connect to {self.url} ({_reason(error)}); {hint}", url=self.url)

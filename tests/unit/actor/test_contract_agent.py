@@ -387,7 +387,7 @@ async def test_a_served_game_may_lack_observations_that_have_a_value() -> None:
     assert model.seen[-1]["fog"].tolist() == [[1], [2]], "what the game sees comes first"
     lacks = Game(FOGGY, model, "serve", missing={"fog": 7})
     lacks.contract = DISCRETE
-    with pytest.raises(BadBody, match=r"observations\.card is missing"):
+    with pytest.raises(BadBody, match=r"observations\.card is missing.*--set 'actor.missing=\{card: 0\}'"):
         await lacks.start()
     learns = Game(FOGGY, model, missing={"fog": 7, "card": 5})
     learns.contract = DISCRETE

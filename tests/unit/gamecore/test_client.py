@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections.abc import Iterator
 
@@ -11,6 +12,7 @@ import pytest
 from brayx.errors import AgentError, ConfigError, ConnectFailed, ProtocolError, SessionExists, SessionUnknown
 from brayx.gamecore import AsyncClient, Client
 from brayx.gamecore.auth import Keys
+from brayx.gamecore.transports import Endpoint
 from brayx.ports import free_port
 from tests.unit.gamecore.echo_server import EchoApp, serving, serving_tcp
 
@@ -233,6 +235,11 @@ async def test_a_closed_port_is_a_failed_connection(scheme: str, closed_port: in
 def test_unknown_host(scheme: str) -> None:
     with Client(f"{scheme}://no-such-host.invalid") as client, pytest.raises(ConnectFailed, match="does not resolve"):
         client.start()
+
+
+def test_an_untrusted_certificate_says_how_to_trust_it() -> None:
+    error = Endpoint.parse("wss://arena").connect_failed(ssl.SSLCertVerificationError("self-signed certificate"))
+    assert "SSL_CERT_FILE" in error.message
 
 
 def test_bad_url() -> None:
