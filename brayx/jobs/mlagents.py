@@ -188,6 +188,8 @@ class _Translation:
             job["buffer.unroll_length"] = 1
             job["buffer.size"] = max(1, steps.buffer_size // steps.batch_size)
             job["buffer.samples_per_insert"] = steps.batch_size / steps.steps_per_update
+            # The learner counts a transition each time that it is sampled, ML-Agents once.
+            job["trainer.num_steps"] = max(1, round(behaviour.max_steps * job["buffer.samples_per_insert"]))
         else:
             buffer_size = behaviour.hyperparameters.buffer_size
             length = min(length, buffer_size, *([] if network.memory is None else [network.memory.sequence_length]))

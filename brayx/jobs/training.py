@@ -110,9 +110,9 @@ class JobTraining(abc.ABC):
 
     def __post_init__(self) -> None:
         self.config = config = self.job.trainers[only("trainer", self.job.trainers)]
-        resumed = " (resumed)" if self.clerk.may_resume and self.clerk.trial().resumed else ""
+        self._resumed = self.clerk.may_resume and self.clerk.trial().resumed
         self.progress = Progress(
-            f"{self.job.project} / {self.name}{resumed}",
+            f"{self.job.project} / {self.name}{' (resumed)' * self._resumed}",
             num_steps=config.num_steps,
             target=config.target_return,
             log_interval=self.log_interval,
@@ -246,7 +246,8 @@ class JobTraining(abc.ABC):
         share = self.config.max_lost_share
         gamecores = gamecores_of(self.job, self.actor)
         by_hand = bool(must_connect) and all(config.by_hand for config in gamecores) and self.job.contract is not None
-        watch = Watch(self.progress, learning, games, self.rollouts, steps, share, must_connect, by_hand=by_hand)
+        given = self.progress, learning, games, self.rollouts, steps, share, must_connect
+        watch = Watch(*given, by_hand=by_hand, resumed=self._resumed)
         while not learning.wait(LOOK_S):
             self.clerk.check()
             for error in (*sources.errors, *(rollout.error for rollout in self.rollouts)):

@@ -326,6 +326,7 @@ class Watch:
         max_lost_share: as for `Losses`.
         urls: URLs of the doors; empty: the job has none, or other data, too.
         by_hand: a person starts all games.
+        resumed: the trial has updates of an earlier run.
     """
 
     def __init__(
@@ -339,6 +340,7 @@ class Watch:
         urls: Sequence[str] = (),
         *,
         by_hand: bool = False,
+        resumed: bool = False,
     ) -> None:
         self._progress = progress
         self._learner = learner
@@ -348,7 +350,7 @@ class Watch:
         self._silence = Absence(deadlines.now) if by_hand else Silence(games.num, deadlines.now, urls)
         self._pace, self._losses = Pace(batch_steps, deadlines.now), Losses(max_lost_share, deadlines.now)
         self._returns = Returns()
-        self._updates_before: float | None = None
+        self._updates_before = None if resumed else 0.0
         self._learns = False
         self._began, self._published = deadlines.now(), False
 
@@ -373,7 +375,7 @@ class Watch:
         if hint := self._returns.hint(numbers, notes):
             say(hint)
         updates = numbers.get("updates", 0.0)
-        if self._updates_before is None:  # of the run that is resumed
+        if self._updates_before is None:
             self._updates_before = updates
         if not self._learns and updates > self._updates_before:
             self._learns = True

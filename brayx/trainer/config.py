@@ -40,7 +40,7 @@ class TrainerConfig(BaseModel):
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-4
     """Initial learning rate of Adam, whose epsilon is 1e-5."""
     num_steps: Annotated[int, Field(ge=1)] = 1_000_000
-    """Transitions to learn from; learning rate and clip fall towards it."""
+    """Transitions to learn from, each time one is sampled; learning rate and clip fall towards it."""
     target_return: float | None = None
     """Training ends when the mean return of the last games reaches this; null: never."""
     target_games: Annotated[int, Field(ge=1)] = 20

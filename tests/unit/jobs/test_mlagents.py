@@ -136,6 +136,7 @@ def test_sac(tmp_path: Path) -> None:
     buffer, algorithm = job.buffers["buffer"], job.trainers["trainer"].algorithm
     assert (buffer.sampler, buffer.batch_size, buffer.unroll_length, buffer.size) == ("uniform", 64, 1, 100)
     assert (buffer.min_columns, buffer.samples_per_insert) == (500, 6.4), "one update of 64 in ten steps"
+    assert job.trainers["trainer"].num_steps == 640_000, "100,000 of the game, each sampled 6.4 times"
     expected = {"name": "sac", "tau": 0.01, "alpha_initial": 0.5, "learning_rate_schedule": "constant"}
     assert algorithm.model_dump(include=set(expected)) == expected
     assert "save_replay_buffer: a resumed run fills a new buffer" in options.notes[0]
@@ -266,7 +267,7 @@ behaviors:
     options = read(tmp_path, text)
     assert options.refused == []
     jobs = [options.load().of_behaviour(name) for name in ("Big", "Small", "Third")]
-    assert [job.trainers["trainer"].num_steps for job in jobs] == [1000, 2000, 3000]
+    assert [job.trainers["trainer"].num_steps for job in jobs] == [1000, 2000 * 128, 3000]
     assert [job.configs["network"].model_dump()["hidden"] for job in jobs] == [[16], [16], [8]]
     assert [job.buffers["buffer"].unroll_length for job in jobs] == [32, 1, 64]
     assert [job.actors["actor"].episode_length for job in jobs] == [32, 64, 64]

@@ -107,11 +107,18 @@ def test_the_first_update_is_said_once_also_of_a_resumed_run() -> None:
     out = io.StringIO()
     for before in (0.0, 7.0):
         progress = Progress("t", num_steps=1, log_interval=10**9, console=Console(file=out, width=1000))
-        watch = Watch(progress, Starting(), Gamecores([], {}, "."), [], 8, None)
+        watch = Watch(progress, Starting(), Gamecores([], {}, "."), [], 8, None, resumed=before > 0)
         for updates, steps in ((before, 0.0), (before, 100.0), (before + 1, 1280.0), (before + 2, 2560.0)):
             watch.look({"updates": updates, "env_steps": steps}, {})
     assert out.getvalue().count("it is learning: its first update came with 1,280 env steps") == 2
     assert out.getvalue().count("it is learning") == 2
+
+
+def test_a_first_update_before_the_first_look_is_said_at_once() -> None:
+    out = io.StringIO()
+    progress = Progress("t", num_steps=1, log_interval=10**9, console=Console(file=out, width=1000))
+    Watch(progress, Starting(), Gamecores([], {}, "."), [], 8, None).look({"updates": 1.0, "env_steps": 1576.0}, {})
+    assert "it is learning: its first update came with 1,576 env steps" in out.getvalue()
 
 
 def test_a_learner_without_weights_ends_a_training_but_a_hub_that_was_restarted_does_not(monkeypatch) -> None:
