@@ -52,6 +52,8 @@ class LocalBuffer:
         self._made_room = threading.Condition()
         self._removals = 0
         self._pushed: deque[tuple[Fragment | Columns, str]] = deque()
+        self._held: deque[tuple[Fragment | Columns, str]] = deque()  # what a table has no room for yet
+        self._is_fifo = config.sampler == "fifo"
         self._name_places = False
         self._counted: Counter[str] = Counter()
         self._counted_steps = self._counted_reused = 0
@@ -65,11 +67,10 @@ class LocalBuffer:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether a whole batch waits for the learner: more data would make it older, and finally drop it.
-
-        A sampled buffer has a rate limiter, and one for evaluation is read seldom.
+        """Whether the learner is behind: a whole batch waits for it, or data that the rate limiter of a table does not
+        admit yet. More data would be old, and finally dropped. A buffer for evaluation is read seldom.
         """
-        return self._learned and self._config.sampler == "fifo" and len(self._buffer) > 0 and not self._ended
+        return self._learned and not self._ended and (len(self._buffer) > 0 if self._is_fifo else bool(self._held))
 
     @property
     def over(self) -> bool:
@@ -77,7 +78,8 @@ class LocalBuffer:
         return self._stopped or (self._ended and self._buffer.exhausted and not self._pushed)
 
     def push(self, *replays: Fragment | Columns) -> None:
-        """Adds fragments and columns; when there is no room, the oldest are dropped and counted.
+        """Adds fragments and columns; when there is no room, the oldest are dropped and counted. Those that come faster
+        than the rate limiter of a table admits wait for it.
 
         If another thread holds the buffer, that thread adds them when it is done. Waits only in `behind`.
         """
@@ -136,6 +138,8 @@ class LocalBuffer:
                 return None
             since = np.asarray(self._ready_since)
             batch = self._buffer.pop(reuse=not self._ended)
+            if self._held:
+                self._pack_pushed()
             self._count("replay_reused", self._buffer.reused - self._counted_reused)
             self._counted_reused = self._buffer.reused
         self._removed()
@@ -159,6 +163,7 @@ class LocalBuffer:
                 self._buffer.flush()
             self._ended = True
             self._stopped = self._stopped or not drain
+            self._pack_pushed()  # counts what has had no room
         self._removed()
         self.changed()
 
@@ -198,24 +203,32 @@ class LocalBuffer:
                 self.changed()
 
     def _pack_pushed(self, pushing: bool = False) -> None:
-        """Packs all pushed data; the caller holds the buffer."""
-        count = 0
+        """Packs all pushed data that has room; the caller holds the buffer."""
         with contextlib.suppress(IndexError):  # there is no more
             while True:
-                count += self._pack(*self._pushed.popleft(), pushing)
+                self._held.append(self._pushed.popleft())
+        while len(self._held) > MAX_PENDING:
+            self._buffer.dropped_elsewhere("rate_limited", transitions(self._held.popleft()[0]))
+        count = 0
+        while self._held:
+            replay, place = self._held.popleft()
+            if self._ended:
+                self._buffer.dropped_elsewhere("ended", transitions(replay))
+                continue
+            rest = None
+            try:
+                if self._is_fifo:
+                    self._buffer.push(replay)
+                else:
+                    rest = self._buffer.push_what_fits(replay)
+            except BadFragment as error:
+                self._refused(error, place or (called_from() if pushing else ""))
+                continue
+            if rest is not None:
+                self._held.appendleft((rest, place))
+                break
+            count += 1
         self._count_pushed(count)
-
-    def _pack(self, replay: Fragment | Columns, place: str, pushing: bool) -> int:
-        """Packs one replay; returns 1 if it was accepted, else 0."""
-        if self._ended:
-            self._buffer.dropped_elsewhere("ended", transitions(replay))
-            return 0
-        try:
-            self._buffer.push(replay)
-        except BadFragment as error:
-            self._refused(error, place or (called_from() if pushing else ""))
-            return 0
-        return 1
 
     def _refused(self, error: BadFragment, place: str) -> None:
         """Counts a fragment that does not fit, with the reason and the line of the caller's code."""

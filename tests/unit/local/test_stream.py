@@ -78,8 +78,24 @@ async def test_a_game_plays_on_after_a_time_though_the_learner_is_behind():
     assert values(next(batches)) == [1.0, 2.0]
 
 
-async def test_no_game_waits_for_a_table_which_has_a_rate_limiter():
+async def test_no_game_waits_for_a_table_without_a_rate_limit():
     buffer, _ = made(sampler="uniform", size=10)
     batches = Batches({"b": buffer}, {"b": 1.0})
     buffer.push(*(fragment(float(value)) for value in range(8)))
     await asyncio.wait_for(batches.caught_up(100 * WAIT_S), WAIT_S)
+
+
+async def test_a_game_waits_until_a_table_has_room_for_what_it_played():
+    buffer, sink = made(sampler="uniform", size=10, unroll_length=1, samples_per_insert=2.0)
+    batches = Batches({"b": buffer}, {"b": 1.0})
+    buffer.push(fragment(steps=9))
+    game = asyncio.create_task(batches.caught_up(100 * WAIT_S))
+    await asyncio.sleep(0)
+    assert not game.done()
+    while buffer.is_ahead:
+        await asyncio.to_thread(batches.__next__)
+    await until_awaited(game.done, "the game plays on")
+    assert (sink.summary()["env_steps"], sink.summary().get("replay_dropped.rate_limited")) == (9, None)
+    buffer.push(fragment(steps=9))
+    batches.end()
+    assert sink.summary()["env_steps"] + sink.summary()["replay_dropped.ended"] == 18, "each is stored or counted"
