@@ -43,7 +43,7 @@ def export(
     """Writes a bundle into ``out`` and to the model's trial; returns its report, see `write_bundle`.
 
     Args:
-        reference: ``models:/name@alias`` and its like, or the folder of a checkpoint.
+        reference: ``models:/name@alias`` and its like, ``runs:/TRIAL``, or the folder of a checkpoint.
         runtimes: runtimes to export to.
         out: output folder.
         tracking: MLflow's URI, or the path of its sqlite file.
@@ -151,7 +151,8 @@ def _write_layout(
 def _upload(origin: StoredModel, uri: str, out: Path, names: Sequence[str], ending: str = "") -> None:
     """Adds files to the model's trial; by name, since the folder may hold others, such as the user's home."""
     if origin.run_id:
-        place = f"export/{origin.about['model']}-{origin.about['version']}{ending}"
+        version = origin.about.get("version") or origin.about.get("policy_version", "newest")
+        place = f"export/{origin.about['model']}-{version}{ending}"
         Trial.attach(uri, origin.run_id).replace_files(out, names, place)
 
 

@@ -205,6 +205,16 @@ def test_a_contracts_model_is_exported_for_unity_and_the_file_is_in_its_trial(tm
     assert Path(kept, "model.unity.onnx").read_bytes() == (tmp_path / "out/model.unity.onnx").read_bytes()
 
 
+def test_a_trial_is_exported_that_has_no_registered_version(tmp_path, tracking_db):
+    trial = Trial.open("cartpole", "made", tracking_db)
+    trial.save_checkpoint(make_checkpoint(tmp_path / "saved"), 1000, {})
+    assert run("runs:/made", "--to", "onnx", "--out", tmp_path / "out", "--tracking", tracking_db) == 0
+    from mlflow.artifacts import download_artifacts
+
+    kept = download_artifacts(run_id=trial.run_id, artifact_path="export/made-7", tracking_uri=tracking_db)
+    assert Path(kept, "model.onnx").read_bytes() == (tmp_path / "out/model.onnx").read_bytes()
+
+
 def test_a_model_without_a_contract_has_no_layout(tmp_path, capsys):
     saved = make_checkpoint(tmp_path / "saved")
     assert cli.main(["export", str(saved), "--layout", "godot", "--out", str(tmp_path / "out"), "--trust"]) == 2
