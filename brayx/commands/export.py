@@ -14,7 +14,7 @@ HELP = "write a model for other runtimes or for a game engine, and compare it"
 
 def options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    parser.add_argument("reference", metavar="MODEL", help="models:/NAME@ALIAS, runs:/TRIAL, or the folder of a checkpoint")
+    parser.add_argument("reference", metavar="MODEL", help="models:/NAME@ALIAS, runs:/TRIAL, or a checkpoint's folder")
     written = parser.add_mutually_exclusive_group(required=True)
     written.add_argument(
         "--to", nargs="+", choices=["onnx", "int8", "tensorrt"], metavar="RUNTIME",
