@@ -284,22 +284,13 @@ def pool_name_of(project: str, model: str, models: Collection[str]) -> str:
 
 
 def job_of(job: JobConfig, league: str, player: str) -> JobConfig:
-    """The job of one player that learns: the trainer has the player's own options.
-
-    Raises:
-        ConfigError: they do not fit the trainer's.
-    """
+    """The job of one player that learns: the trainer has the player's own options."""
     name = only("trainer", job.trainers)
     options = job.leagues[league].players[player].trainer
     if not options:
         return job
     plain = job.trainers[name].model_dump(mode="json", by_alias=True)
-    try:
-        trainer = type(job.trainers[name]).model_validate(
-            merged_options(plain, options), context={"folder": job.folder}
-        )
-    except ValueError as error:
-        raise ConfigError(f"{league}.players.{player}.trainer: {error}") from None
+    trainer = TrainerConfig.model_validate(merged_options(plain, options), context={"folder": job.folder})
     return job.model_copy(update={"trainers": {name: trainer}})
 
 

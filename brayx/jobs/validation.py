@@ -209,6 +209,11 @@ class Validation:
             assert isinstance(league, LeagueConfig)
             check("models", (name, "model"), league.model)
             for player, config in league.players.items():
+                for trainer in groups["trainers"].values() if config.trainer else ():
+                    plain = trainer.model_dump(mode="json", by_alias=True)
+                    self._validate(
+                        TrainerConfig, merged_options(plain, config.trainer), (name, "players", player, "trainer")
+                    )
                 if config.script is not None:
                     try:
                         check_module(config.script.rpartition(".")[0], self.folder)

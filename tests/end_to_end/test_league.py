@@ -222,22 +222,3 @@ def test_players_with_other_reward_weights_learn_other_styles(folder: Path) -> N
         numbers[player] = float(np.arange(3) @ scores / scores.sum())
     assert numbers["bold"] > 1.4, numbers
     assert numbers["timid"] < 0.6, numbers
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        (("model: model\n  resident", "model: other\n  resident"), "there is no model 'other'"),
-        (("league_parts.zero", "league_parts.one"), "has no 'one'"),
-        (("share: 0.3", "share: 0.3, trainer: {learning_rat: 1}"), "exploiter.trainer"),
-    ],
-)
-def test_a_league_that_cannot_be_is_refused_before_it_trains(folder: Path, change: tuple[str, str], said: str) -> None:
-    file = folder / "league.yaml"
-    text = file.read_text()
-    assert change[0] in text
-    file.write_text(text.replace(*change))
-    with train(folder) as command:
-        assert command.process.wait(120) == 2
-    assert said in command.err
-    assert not list(folder.glob("leagues/*"))

@@ -1,6 +1,6 @@
 """A mistake in a job or its modules is one line and exit code 2, before anything starts that would have to be stopped.
 
-The job is that of `tests/end_to_end/test_own_game.py`.
+The jobs are those of `tests/end_to_end/test_own_game.py` and `tests/end_to_end/test_league.py`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ import psutil
 import pytest
 
 from tests.end_to_end.jobs import FREE_PORTS, setting
+from tests.end_to_end.test_league import PARTS
 from tests.end_to_end.test_own_game import OWN_GAME
 from tests.unit.conftest import Run
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A copy of the job's folder, where commands run; the modules that they load are forgotten."""
-    folder = Path(shutil.copytree(OWN_GAME, tmp_path / "signals", ignore=shutil.ignore_patterns("__pycache__")))
+    """A copy of both jobs' files, where commands run; the modules that they load are forgotten."""
+    folder = tmp_path / "jobs"
+    for job in (OWN_GAME, PARTS):
+        shutil.copytree(job, folder, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield folder
@@ -33,17 +36,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 @pytest.fixture
-def refused(command: Run) -> Callable[..., None]:
-    def check(said: str, *options: str) -> None:
-        children = psutil.Process().children(recursive=True)
-        training = command("train", "game.yaml", *setting(*FREE_PORTS, *options))
+def refused(command: Run, folder: Path) -> Callable[..., None]:
+    def check(said: str, *options: str, job: str = "game.yaml") -> None:
+        children, files = psutil.Process().children(recursive=True), {*folder.iterdir()}
+        training = command("train", job, *setting(*FREE_PORTS, *options))
         assert training.returncode == 2
         checking, error = training.stderr.strip().splitlines()
-        assert checking == "game.yaml: checking the job ..."
+        assert checking == f"{job}: checking the job ..."
         assert error.startswith("brayx: ")
         assert said in error
         assert training.stdout == ""
         assert psutil.Process().children(recursive=True) == children
+        assert {*folder.iterdir()} - files <= {folder / "__pycache__"}
 
     return check
 
@@ -57,6 +61,14 @@ def refused(command: Run) -> Callable[..., None]:
         ("game.yaml", "Sight}", "Sigth}", "signals_pb2.py) has no 'Sigth'; nearest is 'Sight'"),
         ("model.py", "def build_model", "def make_model", "model.py) has no 'build_model'; nearest is 'make_model'"),
         ("agents.py", "import numpy", "import nunpy", "module 'agents' needs the module 'nunpy', which is not"),
+        ("league.yaml", "model: model\n  resident", "model: other\n  resident", "there is no model 'other'"),
+        ("league.yaml", "league_parts.zero", "league_parts.one", "has no 'one'"),
+        (
+            "league.yaml",
+            "share: 0.3",
+            "share: 0.3, trainer: {learning_rat: 1}",
+            "league.yaml:28: league.players.exploiter.trainer.learning_rat: unknown key; nearest is 'learning_rate'",
+        ),
     ],
 )
 def test_a_mistake_is_one_line(
@@ -65,7 +77,7 @@ def test_a_mistake_is_one_line(
     text = (folder / file).read_text()
     assert was in text
     (folder / file).write_text(text.replace(was, now))
-    refused(said)
+    refused(said, job=file if file == "league.yaml" else "game.yaml")
 
 
 def test_a_module_cannot_have_the_name_of_another(folder: Path, refused: Callable[..., None]) -> None:
