@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -17,45 +16,6 @@ _MAX_CELL = 28
 """Maximum characters of a cell."""
 _ROWS = 25
 """Rows of a page of the table."""
-_ACTIONS = """
-<q-btn v-for="action in props.row.actions" :key="action.name" outline dense no-caps class="brayx-action"
-  :label="action.label" v-bind="action.href ? {href: action.href} : {}"
-  @click="action.href || $parent.$emit('action', props.row.key, action.name)" />
-"""
-"""Buttons of a row: links, or events."""
-_ROW = """
-<q-tr :props="props">
-  <q-td v-if="props.row.choice" auto-width><q-checkbox v-model="props.selected" dense class="brayx-action" /></q-td>
-  <q-td v-for="(col, place) in props.cols.filter(col => col.name)" :key="col.name" :props="props"
-    :title="props.row.full[col.name]">
-    <a v-if="place === 0 && props.row.href" class="brayx-row" :href="props.row.href">{{ col.value }}</a>
-    <template v-else>{{ col.value }}</template>
-  </q-td>
-  ACTIONS
-</q-tr>
-""".replace("ACTIONS", f'<q-td v-if="props.row.actions.length" class="brayx-actions">{_ACTIONS}</q-td>')
-"""A row of a `Listing`; its first cell's link covers it."""
-_CARD = """
-<div class="brayx-card w-full">
-  <div style="display: flex; justify-content: space-between; gap: 8px; font-weight: 600">
-    <span>
-      <q-checkbox v-if="props.row.choice" v-model="props.selected" dense class="brayx-action" />
-      <a v-if="props.row.href" class="brayx-row" :href="props.row.href">{{ props.cols[0].value }}</a>
-      <template v-else>{{ props.cols[0].value }}</template>
-    </span>
-    <span>{{ props.cols.filter(col => col.name === props.row.lead).map(col => col.value)[0] }}</span>
-  </div>
-  <div style="display: flex; flex-wrap: wrap; column-gap: 14px; font-size: 13px">
-    <span v-for="col in props.cols.slice(1).filter(col => col.name && col.name !== props.row.lead)" :key="col.name">
-      <span style="opacity: 0.65">{{ col.label }}</span> {{ col.value }}
-    </span>
-  </div>
-  ACTIONS
-</div>
-""".replace("ACTIONS", _ACTIONS)
-"""The same on a phone."""
-_SORT = """(a, b, {by: {NAME: x}}, {by: {NAME: y}}) => x === y ? 0 : x === null || (y !== null && x < y) ? -1 : 1"""
-"""The order of two rows by a column."""
 
 
 class TableCell(NamedTuple):
@@ -80,7 +40,7 @@ def shortened(text: str, most: int = _MAX_CELL) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}…{text[-(most // 2 - 1) :]}"
 
 
-class Listing(ui.table, Generic[T]):
+class Listing(ui.table, Generic[T], component="listing.js"):
     """A table of documents, a row for each, which is a link if it has a page; cards on a phone. Hidden without rows.
     The first column is aligned left, as text, the others right, as numbers. Columns with dashes only are hidden.
 
@@ -109,7 +69,6 @@ class Listing(ui.table, Generic[T]):
         self._choice = on_select is not None
         columns_shown: list[dict[str, Any]] = [
             {"name": name, "label": tr(name), "field": name, "align": "right" if place else "left", "sortable": True}
-            | {":sort": _SORT.replace("NAME", json.dumps(name))}
             for place, name in enumerate(columns)
         ]
         if actions is not None:
@@ -119,8 +78,6 @@ class Listing(ui.table, Generic[T]):
             self.set_selection("multiple")
             self.on_select(on_select)
         self.classes("w-full").props('flat bordered dense :grid="Quasar.Screen.lt.sm"').set_visibility(False)
-        self.add_slot("body", _ROW)
-        self.add_slot("item", _CARD)
         if on_action is not None:
             self.on("action", lambda event: on_action(*event.args))
 
@@ -140,7 +97,7 @@ class Listing(ui.table, Generic[T]):
             rows.append(row | {"actions": actions, "choice": self._choice} | cells)
         self.set_visibility(bool(rows))
         known = [name for name in self._cells if any(row["full"][name] != "-" for row in rows)]
-        self.props["visible-columns"] = [*known, ""]
-        self.props["hide-pagination"] = len(rows) <= _ROWS
-        if self.rows != rows:
-            self.rows = rows
+        shown = {"visible-columns": [*known, ""], "hide-pagination": len(rows) <= _ROWS, "rows": rows}
+        for name, value in shown.items():
+            if self.props.get(name) != value:  # an assignment sends the table again
+                self.props[name] = value
