@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +19,10 @@ from brayx.children import Channel
 from brayx.errors import BrayxError, RecordingUnknown
 from brayx.recording.comparison import Comparison, compare
 from brayx.recording.reader import Recording
+from brayx.tracking import PoolEntry
+
+if TYPE_CHECKING:
+    from brayx.recording.version import Version
 
 _MAX_LOGITS = 2**23
 """Logits of one version that are kept; of a session with more, there are no probabilities."""
@@ -57,7 +62,8 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
 
     Args:
         request: ``folder`` of the recordings, id of the ``recording``, ``versions`` (one, or two of which the first is
-            the reference), tracking ``uri``, and ``trust``, as for `brayx.jobs.stored_models.stored_model`.
+            the reference; each a `PoolEntry`, and the folder of its files, or None if they are not local), tracking
+            ``uri``, and ``trust``, as for `brayx.jobs.stored_models.stored_model`.
         say: called with ``state`` and ``progress``, a share.
 
     Returns:
@@ -69,11 +75,17 @@ def compared(request: Mapping[str, Any], say: Say) -> tuple[dict[str, Any], dict
         BrayxError: there is no comparison.
     """
     # Not before it is needed: the console imports this file, and should not load torch.
-    from brayx.regression.replay import ReplaySummary, version_of
+    from brayx.jobs.stored_models import registered_model
+    from brayx.regression.replay import ReplaySummary, built_version, version_of
+
+    def loaded(entry: PoolEntry, files: Path | None) -> Version:
+        if files is None:
+            return version_of(entry.reference, request["uri"], trust=request["trust"])
+        return built_version(registered_model(entry, files, request["uri"], request["trust"]))  # without MLflow
 
     episode = _episode(request["folder"], request["recording"])
     say(state="loading the versions", progress=0.0)
-    *reference, version = [version_of(name, request["uri"], trust=request["trust"]) for name in request["versions"]]
+    *reference, version = [loaded(*found) for found in request["versions"]]
     chosen = [_Chosen(len(episode)) for _ in request["versions"]]
     done = 0
 

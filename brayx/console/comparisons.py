@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ from brayx.console.source import Source
 from brayx.console.ticks import RecordedCurvesDocument, array_of, named, probabilities_of
 from brayx.errors import BadRecording, BrayxError, ServiceFull, StartupError
 from brayx.recording.reader import Recording
-from brayx.tracking import find
+from brayx.tracking import PoolEntry, find, local_files
 
 _KEPT = 4
 """Number of comparisons that are kept; the least recently used is dropped."""
@@ -152,9 +154,6 @@ class Comparisons:
             ModelNotFound: there is no such version.
             BrayxError: the comparison failed.
         """
-        if key not in self._kept:
-            for version in filter(None, (key.version, key.reference)):
-                find(version, self._uri)
         with self._lock:
             running = self._kept.pop(key, None)
             if running is None or running.stopped or (running.arrays and running.ticks != ticks):
@@ -164,7 +163,7 @@ class Comparisons:
                             "another comparison runs, and only one can at a time: try again when it has ended"
                         )
                     self._newest.stop()
-                running = self._newest = _Comparison(key, folder, self._uri, self._trust, ticks)
+                running = self._newest = _Comparison(key, folder, self._found(key), self._uri, self._trust, ticks)
             if running.error is not None:
                 raise running.error
             running.asked_at = time.monotonic()
@@ -172,6 +171,11 @@ class Comparisons:
             if len(self._kept) > _KEPT:
                 del self._kept[next(iter(self._kept))]
         return running.document()
+
+    def _found(self, key: Key) -> list[tuple[PoolEntry, Path | None]]:
+        """The versions, and where their files are: this process has imported MLflow, which takes seconds."""
+        entries = [find(version, self._uri) for version in (key.reference, key.version) if version]
+        return [(entry, local_files(entry, self._uri)) for entry in entries]
 
     def ticks(self, key: Key, episode: Recording, first: int, count: int) -> list[ComparedTickDocument]:
         """How the versions would have acted at consecutive recorded ticks, except those that were left out.
@@ -206,7 +210,15 @@ class _Comparison:
         arrays: its result, see `brayx.console.comparison_process.compared`; empty: there is none yet.
     """
 
-    def __init__(self, key: Key, folder: str, uri: str, trust: bool | str, ticks: int) -> None:
+    def __init__(
+        self,
+        key: Key,
+        folder: str,
+        versions: Sequence[tuple[PoolEntry, Path | None]],
+        uri: str,
+        trust: bool | str,
+        ticks: int,
+    ) -> None:
         self.key, self.ticks = key, ticks
         self.asked_at = time.monotonic()
         self.runs, self.stopped = True, False
@@ -214,7 +226,6 @@ class _Comparison:
         self.arrays: dict[str, np.ndarray] = {}
         self._state, self._progress = "starting", 0.0
         self._summary: dict[str, Any] = {}
-        versions = [key.reference, key.version] if key.reference else [key.version]
         request = {"folder": folder, "recording": key.recording, "versions": versions, "uri": uri, "trust": trust}
         self._child = Child("brayx.console.comparison_process")
         self._child.start()

@@ -21,7 +21,7 @@ from brayx.errors import BadWeights, BrayxError, ConfigError
 from brayx.jobs.config import JobConfig, only, pool_name_of
 from brayx.jobs.recorded import read_meta
 from brayx.model.build import build_model
-from brayx.tracking import Trial, files_of, find, find_trial
+from brayx.tracking import PoolEntry, Trial, files_of, find, find_trial
 from brayx.trainer.config import TrainerConfig
 from brayx.types import NestedArray, Weights
 from brayx.urls import sqlite_path
@@ -138,10 +138,8 @@ def stored_model(reference: str, uri: str, trust: bool | str = False) -> Iterato
     trust_stored = trust or sqlite_path(uri) is not None
     if reference.startswith("models:"):
         entry = find(reference, uri)
-        label = f"models:/{entry.name}/{entry.version}"  # an alias may move meanwhile
-        with files_of(label, uri) as folder:
-            about = {"model": entry.name, "version": entry.version, **_policy_version(folder)}
-            yield StoredModel(folder, label, about, entry.run_id, trust_stored)
+        with files_of(entry.reference, uri) as folder:  # an alias may move meanwhile
+            yield registered_model(entry, folder, uri, trust)
         return
     if reference.startswith(_RUNS):
         trial = find_trial(reference.removeprefix(_RUNS), uri)
@@ -157,6 +155,12 @@ def stored_model(reference: str, uri: str, trust: bool | str = False) -> Iterato
             f"{reference} is neither models:/NAME@ALIAS, runs:/TRIAL nor a folder with a checkpoint's weights.npz"
         )
     yield StoredModel(folder, reference, {"model": folder.resolve().name, **_policy_version(folder)}, trust=trust)
+
+
+def registered_model(entry: PoolEntry, folder: Path, uri: str, trust: bool | str = False) -> StoredModel:
+    """A registered version, whose files are in this folder; ``uri`` and ``trust`` as for `stored_model`."""
+    about = {"model": entry.name, "version": entry.version, **_policy_version(folder)}
+    return StoredModel(folder, entry.reference, about, entry.run_id, trust or sqlite_path(uri) is not None)
 
 
 def initial_weights(

@@ -18,7 +18,7 @@ from brayx.actor.contracts import behaviour_of
 from brayx.errors import BadBody, BadRecording, ConfigError
 from brayx.jobs.contracts import parse_contract
 from brayx.jobs.recorded import recorded_contract
-from brayx.jobs.stored_models import stored_model
+from brayx.jobs.stored_models import StoredModel, stored_model
 from brayx.recording.comparison import Comparison, NotCompared, compare
 from brayx.recording.config import is_named, pattern_hint
 from brayx.recording.differences import TOLERANCE
@@ -284,9 +284,14 @@ def version_of(
 ) -> Version:
     """The version that a reference names; arguments and errors as for `replay_recording`, or `stored_model`."""
     with stored_model(reference, uri, trust) as stored:
-        contract = recorded_contract(stored.folder)
-        behaviour = "" if contract is None else parse_contract(contract).behaviour
-        return Version(stored.label, *stored.build(job, component), behaviour=behaviour)
+        return built_version(stored, job, component)
+
+
+def built_version(stored: StoredModel, job: str | None = None, component: str | None = None) -> Version:
+    """The version that a stored model is; arguments and errors as for `StoredModel.build`."""
+    contract = recorded_contract(stored.folder)
+    behaviour = "" if contract is None else parse_contract(contract).behaviour
+    return Version(stored.label, *stored.build(job, component), behaviour=behaviour)
 
 
 def write_ticks(replay: Replay, file: Path) -> None:

@@ -60,6 +60,11 @@ class PoolEntry:
     run_id: str
     tags: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def reference(self) -> str:
+        """``models:/NAME/VERSION``."""
+        return f"models:/{self.name}/{self.version}"
+
 
 def register(
     trial: Trial,
