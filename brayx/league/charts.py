@@ -44,12 +44,7 @@ def keep_curves(trial: Trial, books: str, env_steps: Mapping[str, int]) -> None:
         LeagueError: the books cannot be read or written.
     """
     with contextlib.closing(Ledger(books)) as ledger:
-        ratings, curves = Ratings(ledger.ratings()), ledger.curves()
-        for player, steps in env_steps.items():
-            curve = curves.get(Member(player), [])
-            point = point_of(ratings, Member(player), steps)
-            if changed(curve, point):
-                ledger.write_curve(Member(player), [*curve, point])
+        _extend_curves(ledger, env_steps)
 
 
 def keep_ratings(trial: Trial, books: str, env_steps: Mapping[str, int], pool: str, rival: str) -> None:
@@ -63,9 +58,23 @@ def keep_ratings(trial: Trial, books: str, env_steps: Mapping[str, int], pool: s
     Raises:
         BrayxError: the books or the registry failed.
     """
-    keep_curves(trial, books, env_steps)
-    with contextlib.closing(Ledger(books, read_only=True)) as ledger:
-        ratings, snapshots = Ratings(ledger.ratings()), _kept(ledger)
+    with contextlib.closing(Ledger(books)) as ledger:
+        ratings, snapshots = _extend_curves(ledger, env_steps), _kept(ledger)
+    _tag_versions(trial, ratings, snapshots, pool, rival)
+
+
+def _extend_curves(ledger: Ledger, env_steps: Mapping[str, int]) -> Ratings:
+    """Does what `keep_curves` does; returns the ratings."""
+    ratings, curves = Ratings(ledger.ratings()), ledger.curves()
+    for player, steps in env_steps.items():
+        curve = curves.get(Member(player), [])
+        point = point_of(ratings, Member(player), steps)
+        if changed(curve, point):
+            ledger.write_curve(Member(player), [*curve, point])
+    return ratings
+
+
+def _tag_versions(trial: Trial, ratings: Ratings, snapshots: Sequence[Snapshot], pool: str, rival: str) -> None:
     registered = {entry.version: entry.tags for entry in versions(pool, trial.uri)}
     for snapshot in snapshots:
         if rival in ("", snapshot.member.player):
@@ -86,10 +95,10 @@ def draw_league(
     Raises:
         BrayxError: the books, the registry or the artifacts failed.
     """
-    keep_ratings(trial, books, env_steps, pool, rival)
-    with contextlib.closing(Ledger(books, read_only=True)) as ledger:
-        ratings, payoff = Ratings(ledger.ratings()), Payoff(pairs=ledger.pairs())
+    with contextlib.closing(Ledger(books)) as ledger:
+        ratings, payoff = _extend_curves(ledger, env_steps), Payoff(pairs=ledger.pairs())
         drawn, curves, snapshots = ledger.drawn(), ledger.curves(), _kept(ledger)
+    _tag_versions(trial, ratings, snapshots, pool, rival)
     shown = [Member.parse(label) for label in members]
     trial.log_figure(draw_ratings(curves, snapshots, ratings, shown), RATINGS_FILE)
     trial.log_figure(draw_payoff(payoff, shown), PAYOFF_FILE)
