@@ -1,6 +1,7 @@
 """The cost of the console: ticks/s of the local host without a console, with one that nobody visits, and with viewers.
 
     python -m benchmarks.console
+    python -m benchmarks.console --paint            # instead: when a Chromium shows each page, with 2,000 recordings
     python -m benchmarks.console --pictures docs    # draws the console's page, by a Chromium, instead
 
 CartPole's agent and its model answer behind the TCP door, in a process for each case. A viewer follows one session over
@@ -35,6 +36,9 @@ from benchmarks.servers import TEMPLATE, Cost, cost, cost_cells, load_generator,
 from benchmarks.tables import Table, machine, median, show
 from brayx.errors import StartupError
 from brayx.gamecore.client import Client
+from brayx.recording.index import SessionPart
+from brayx.recording.writer import Folder
+from tests.recorded import Tick, columns_of
 
 NONE = "no console"
 CASES = {NONE: 0, "console, no viewer": 0, "3 viewers": 3}
@@ -43,6 +47,8 @@ _BEGIN_S = 120.0
 _LEARN_S = 25.0
 _WIDE, _NARROW = (1280, 800), (390, 844)
 _SLOW = "slow-game"
+_LOADED = "document.body.innerText && !/Loading|载入中/.test(document.body.innerText)"
+_RECORDINGS = 2000
 _JOB = """
 recording: {kind: recording, every: 3, flush_s: 0.5}
 """
@@ -97,13 +103,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measures and prints."""
     parser = tables.options(__doc__, rounds=9, seconds=3.0)
     parser.add_argument("--sessions", type=int, default=16, help="concurrent sessions (default: %(default)s)")
+    parser.add_argument("--paint", action="store_true", help="time the first paint of each page")
     parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw the documentation's pictures")
-    parser.add_argument("--chromium", default=shutil.which("chromium"), help="for pictures (default: %(default)s)")
+    parser.add_argument("--chromium", default=shutil.which("chromium"), help="for both (default: %(default)s)")
     parser.add_argument("--league", type=Path, help="for pictures: the mlflow.db of a league")
     parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.serve is not None:
         serve(bool(options.serve))
+        return 0
+    if options.paint:
+        paint(options.chromium, options.rounds, options.markdown)
         return 0
     if options.pictures is not None:
         draw(options.pictures, options.chromium, options.league)
@@ -135,6 +145,45 @@ def main(argv: Sequence[str] | None = None) -> int:
     about = f"{machine()}; {options.sessions} sessions, {options.rounds} rounds of {options.seconds:g} s, medians"
     show(about, table.markdown(), markdown=options.markdown)
     return 0
+
+
+def paint(chromium: str | None, rounds: int, markdown: bool) -> None:
+    """Prints when a new browser has first painted each page of a served league, and when the page has its content."""
+    from playwright.sync_api import sync_playwright
+
+    table = Table(["", ">first paint s", ">content s"])
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as folder:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        _record(f"{folder}/recordings")
+        with _serving(Path(folder), "recording.kind=recording", f"recording.folder={folder}/recordings") as url:
+            for name in ("", "sessions", "recordings", "models", "league", "play", "trials"):
+                times = [_painted(browser, f"{url}/{name}") for _ in range(rounds)]
+                table.add(f"/{name}", *(median(each) for each in zip(*times, strict=True)))
+        browser.close()
+    show(f"{machine()}; medians of {rounds}", table.markdown(), markdown=markdown)
+
+
+def _record(folder: str) -> None:
+    """Writes `_RECORDINGS` recordings of 50 ticks, in 20 files."""
+    ticks = [Tick(number % 50, 0.0, 0.0, b"{}", b"{}", {}) for number in range(50 * _RECORDINGS // 20)]
+    columns = columns_of(ticks)
+    for file in range(20):
+        names = [f"{file}-{number}" for number in range(_RECORDINGS // 20)]
+        Folder(folder, 10**9).write(
+            [SessionPart(name, name, time.time(), 0, 50, end="stop") for name in names], columns
+        )
+
+
+def _painted(browser: Any, url: str) -> tuple[float, float]:
+    with contextlib.closing(browser.new_context()) as context:
+        page = context.new_page()
+        page.set_default_timeout(120_000)
+        page.goto(url)
+        page.wait_for_function(f"document.querySelector('#app > *') && {_LOADED}")
+        content, first = page.evaluate(
+            "[performance.now(), performance.getEntriesByName('first-contentful-paint')[0].startTime]"
+        )
+    return first / 1e3, content / 1e3
 
 
 def draw(out: Path, chromium: str | None, league: Path | None) -> None:
@@ -194,7 +243,7 @@ def _draw(
     page = context.new_page()
     page.set_default_timeout(120_000)
     page.goto(url)
-    page.wait_for_function("document.body.innerText && !/Loading|载入中/.test(document.body.innerText)")
+    page.wait_for_function(_LOADED)
     page.wait_for_timeout(5000)
     if url.endswith("/play"):
         page.get_by_role("button", name="New game").click()
@@ -228,13 +277,13 @@ def _training(folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _serving(folder: Path) -> Iterator[str]:
-    """The league template's game, served untrained; gives the URL of its console."""
+def _serving(folder: Path, *options: str) -> Iterator[str]:
+    """The league template's game, served untrained, with these options; gives the URL of its console."""
     for file in (Path(__file__).parents[1] / "pipelines" / "templates" / "league").iterdir():
         if file.is_file():
             shutil.copy(file, folder)
-    free = [word for door in ("port", "native_port", "tcp_port") for word in ("--set", f"actor.{door}=0")]
-    words = ["serve", "four.yaml", *free, "--set", "console_port=0"]
+    options = ("actor.port=0", "actor.native_port=0", "actor.tcp_port=0", "console_port=0", *options)
+    words = ["serve", "four.yaml", *(word for option in options for word in ("--set", option))]
     with _command(words, folder, r"the console is (http://127\S+)") as url:
         yield url
 
