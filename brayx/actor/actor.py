@@ -86,8 +86,8 @@ class Actor:
         """What a console shows of the session, as JSON values; see `brayx.actor.agent_actor.AgentActor.facts`."""
         return {}
 
-    def attach(self, log: SessionLog) -> None:
-        """Adds a log to the running session, from its next tick on.
+    def attach(self, log: SessionLog) -> bytes:
+        """Adds a log to the running session, from its next tick on, and returns the body of the session's start.
 
         Raises:
             ConfigError: this kind of actor keeps no logs.

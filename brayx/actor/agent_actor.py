@@ -404,9 +404,10 @@ class AgentActor(Actor):
             "result": self._services.outcome.result,
         }
 
-    def attach(self, log: SessionLog) -> None:
+    def attach(self, log: SessionLog) -> bytes:
         self._logs.attach(log)
         self._watch_forwards()
+        return self._start
 
     def detach(self, log: SessionLog) -> None:
         self._logs.detach(log)

@@ -44,10 +44,11 @@ class NewTicks(NamedTuple):
 
     Attributes:
         kept: those that the viewer does not have yet, the oldest first.
-        after, end, result: as for `LiveTicks`.
+        start, after, end, result: as for `LiveTicks`.
     """
 
     kept: list[_Kept]
+    start: bytes
     after: int
     end: str
     result: float | None
@@ -55,7 +56,7 @@ class NewTicks(NamedTuple):
     def shown(self) -> LiveTicks:
         """The ticks for another process. It may take milliseconds, and may run in any thread."""
         ticks = [_shown(*tick, newest=tick is self.kept[-1]) for tick in self.kept]
-        return LiveTicks(ticks, self.after, self.end, self.result)
+        return LiveTicks(ticks, self.start, self.after, self.end, self.result)
 
 
 class FollowedSession(SessionLog):
@@ -63,7 +64,9 @@ class FollowedSession(SessionLog):
 
     def __init__(self) -> None:
         self.asked_at = clock.now()
+        self.start = b""
         self.end_reason = ""
+        self._outcome = ""
         self.result: float | None = None
         self._count = 0
         self._ticks: deque[_Kept] = deque(maxlen=MAX_TICKS)
@@ -89,9 +92,14 @@ class FollowedSession(SessionLog):
         else:
             self._event = what
 
+    def stop(self, body: bytes, outcome: str) -> None:
+        """See `brayx.actor.logs.SessionLog.stop`."""
+        self._outcome = outcome
+
     def end(self, reason: str, result: float | None) -> None:
         """See `brayx.actor.logs.SessionLog.end`."""
-        self.end_reason, self.result = reason, result
+        self.end_reason = self._outcome if reason == "stop" and self._outcome else reason
+        self.result = result
 
     def newer(self, after: int) -> tuple[list[_Kept], int]:
         """The kept ticks after the first ``after``; and the number of all ticks. All, if ``after`` is another log's."""
@@ -147,14 +155,15 @@ class LiveTable:
             if len(self._followed) >= _MAX_FOLLOWED:
                 raise ServiceFull(f"{len(self._followed)} sessions are followed, which is the limit: close a view")
             followed = FollowedSession()
-            session.actor.attach(followed)
+            followed.start = session.actor.attach(followed)
             if not self._followed:
                 asyncio.get_running_loop().call_later(_FOLLOWED_S, self._unfollow)
             self._followed[name] = followed
         if followed is None:
             raise unknown_session(name)
         followed.asked_at = clock.now()
-        return NewTicks(*followed.newer(after), followed.end_reason, followed.result)
+        kept, count = followed.newer(after)
+        return NewTicks(kept, followed.start, count, followed.end_reason, followed.result)
 
     def end(self, name: str) -> None:
         """Ends a session; its client gets `SessionLost` with reason ``ended``.

@@ -48,13 +48,15 @@ class LiveTicks(NamedTuple):
 
     Attributes:
         ticks: those that the viewer does not have yet, the oldest first.
+        start: body of the session's start, which may be a contract that says how to read the bodies of its ticks.
         after: number of ticks since the session was first followed; the ``after`` of the viewer's next request.
-        end: why the session ended; empty: it runs.
+        end: why the session ended, ``terminated`` or ``truncated`` if the game's stop says so; empty: it runs.
         result: its game's return, once it has ended and an agent recorded one.
         frame: its newest picture, which may be of an earlier tick; None: the job draws none, or none yet.
     """
 
     ticks: list[LiveTick]
+    start: bytes
     after: int
     end: str
     result: float | None

@@ -175,7 +175,7 @@ class ReplicaSessions:
         return self._loop.run(work, _RUN_S, f"an application with the sessions {self._directory!r}")
 
     async def _newer(self, session: str, after: int) -> LiveTicks:
-        waits = LiveTicks([], after, "", None)  # the session is between two replicas
+        waits = LiveTicks([], b"", after, "", None)  # the session is between two replicas
         try:
             newest = unpacked(await self._of_owner(session, "ticks", session, after))
         except Overloaded as error:
@@ -310,6 +310,7 @@ def packed(newest: LiveTicks) -> bytes:
         parts = {f"arrays/{name}": array for name, array in tick.arrays.items() if array.dtype.itemsize <= 8}
         parts |= {"input": np.frombuffer(tick.input, np.uint8), "output": np.frombuffer(tick.output, np.uint8)}
         arrays |= {f"{place}/{name}": array for name, array in parts.items()}
+    arrays["start"] = np.frombuffer(newest.start, np.uint8)
     frame = None
     if newest.frame is not None:
         frame = (newest.frame.number, newest.frame.failure)
@@ -328,6 +329,7 @@ def unpacked(body: bytes) -> LiveTicks:
     if frame is not None:
         number, failure = frame
         frame = LiveFrame(number, arrays.pop("frame").tobytes(), failure)
+    start = arrays.pop("start").tobytes()
     by_tick: list[dict[str, np.ndarray]] = [{} for _ in rows]
     for path, array in arrays.items():
         place, _, name = path.partition("/")
@@ -337,4 +339,4 @@ def unpacked(body: bytes) -> LiveTicks:
         game, reply = parts.pop("input").tobytes(), parts.pop("output").tobytes()
         named = {name.removeprefix("arrays/"): array for name, array in parts.items()}
         ticks.append(LiveTick(number, at_s, seconds, game, reply, named, event))
-    return LiveTicks(ticks, after, end, result, frame)
+    return LiveTicks(ticks, start, after, end, result, frame)

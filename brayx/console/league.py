@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import APIRouter, Query
 
@@ -17,6 +18,10 @@ from brayx.league.finding import books_of, league_of, newest_league
 from brayx.league.ledger import Ledger
 from brayx.league.levels import read_levels
 from brayx.league.member import Member
+from brayx.tracking import Trial
+
+if TYPE_CHECKING:
+    from brayx.league.report import Books
 
 
 class StandingDocument(Document):
@@ -31,6 +36,13 @@ class StandingDocument(Document):
     games: int
     champion: bool
     env_steps: int | None
+
+
+class PlayerDocument(Document):
+    """What a player of a league does, see `brayx.league.config.PlayerConfig`."""
+
+    role: str
+    of: str | None
 
 
 class PairingDocument(Document):
@@ -68,6 +80,8 @@ class LeagueDocument(Document):
     trial: str
     champion: str | None
     counters: dict[str, int]
+    players: dict[str, PlayerDocument] = {}
+    """Empty: the league's trial does not record them."""
     standings: list[StandingDocument]
     payoff: list[PairingDocument]
     curves: dict[str, list[tuple[int, float]]]
@@ -85,13 +99,12 @@ def routes(source: Source) -> APIRouter:
     @router.get("")
     def league() -> LeagueDocument | None:
         """Standings, payoff and rating curves of the newest league; null: there is none."""
-        try:
-            trial = newest_league(source.uri, source.project)
-        except ConfigError:
+        found = _books(source)
+        if found is None:
             return None
-        from brayx.league.report import Books, document  # only if there is a league, since it imports torch
+        from brayx.league.report import document
 
-        report = document(trial, Books.read(trial))
+        trial, report = found[0], document(*found)
         with contextlib.closing(Ledger(books_of(trial), read_only=True)) as ledger:
             curves = ledger.curves()
         return LeagueDocument(
@@ -99,6 +112,7 @@ def routes(source: Source) -> APIRouter:
             trial=trial.name,
             champion=report["champion"],
             counters=report["counters"],
+            players=_players(source.uri, trial.run_id),
             standings=report["ratings"],
             payoff=report["payoff"],
             curves={m.label: [(point.env_steps, point.points) for point in curve] for m, curve in curves.items()},
@@ -127,6 +141,37 @@ def routes(source: Source) -> APIRouter:
         return GateDocument(passed=verdict.passed, reason=verdict.reason)
 
     return router
+
+
+def points_of(source: Source) -> dict[str, float]:
+    """Points of the members of the newest league by their labels, such as ``main:7``; empty: there is no league.
+
+    Raises:
+        LeagueError: its books are not here, or cannot be read.
+    """
+    found = _books(source)
+    return {} if found is None else {row.member.label: row.points for row in found[1].standings()}
+
+
+def _books(source: Source) -> tuple[Trial, Books] | None:
+    try:
+        trial = newest_league(source.uri, source.project)
+    except ConfigError:
+        return None
+    from brayx.league.report import Books  # only if there is a league, since it imports torch
+
+    return trial, Books.read(trial)
+
+
+@functools.lru_cache(16)
+def _players(uri: str, run_id: str) -> dict[str, PlayerDocument]:
+    from brayx.league.promote import recorded_league  # imports torch
+
+    try:
+        _, config, _ = recorded_league(Trial.attach(uri, run_id))
+    except LeagueError:
+        return {}
+    return {name: PlayerDocument(role=player.role, of=player.of) for name, player in config.players.items()}
 
 
 def _levels(file: Path) -> list[LevelDocument]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from fastapi import APIRouter
 
 from brayx import tracking
 from brayx.console.documents import Document, DoneDocument
 from brayx.console.source import Source
+from brayx.league.files import PLAYER_TAG
+from brayx.league.member import Member
 from brayx.tracking.registry import STEP_TAG, PoolModel
 
 
@@ -22,6 +26,11 @@ class VersionDocument(Document):
     """Id of the trial that it came from."""
     tags: dict[str, str]
     """Tags such as the return, the rating, results of serving, and the lineage."""
+
+    @property
+    def label(self) -> str:
+        """Its name on the page: in a league that of the member, such as ``main:7``, else its number."""
+        return member_of(self.version, self.tags) or str(self.version)
 
 
 class ModelDocument(Document):
@@ -89,6 +98,11 @@ def routes(source: Source) -> APIRouter:
         )
 
     return router
+
+
+def member_of(version: int, tags: Mapping[str, str]) -> str:
+    """The member of a league that a registered version is, such as ``main:7``; empty: it is none."""
+    return Member(tags[PLAYER_TAG], version).label if PLAYER_TAG in tags else ""
 
 
 def _model(model: PoolModel) -> ModelDocument:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,11 +10,14 @@ import numpy as np
 from fastapi import APIRouter
 
 from brayx.console.documents import Document, ResultDocument, number_of, result_of, served_result
+from brayx.console.league import points_of as points_of_members
+from brayx.console.models import member_of
 from brayx.console.source import Source
 from brayx.console.trials import thinned
 from brayx.console.verdict import NO_JOB, VerdictDocument, verdict_of_service, verdict_of_training
+from brayx.errors import LeagueError
 from brayx.jobs.progress import dropped_line, losses_of_recordings
-from brayx.league.files import POINTS_TAG
+from brayx.league.files import PLAYER_TAG, POINTS_TAG
 from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.metrics.totals import points_of
 from brayx.tracking import PoolEntry, Trial, aliases
@@ -115,8 +119,10 @@ class RatedDocument(Document):
     version: int
     result: ResultDocument | None
     """Its return in training, or of an evaluation since; null: not known."""
+    member: str = ""
+    """Its name in its league, such as ``main:7``; empty: it is no player's."""
     points: float | None = None
-    """Its points in its league; null: it is no player's."""
+    """Its points in its league; null: not known."""
 
 
 class OverviewDocument(Document):
@@ -150,10 +156,11 @@ def routes(source: Source) -> APIRouter:
         if not job.running:
             return OverviewDocument(verdict=VerdictDocument(state="none", reason=NO_JOB))
         entries = [] if missing_database(source.uri) is not None else versions(source.project, source.uri)
-        rated = {entry.version: _rated(entry) for entry in entries}
         newest_aliases = aliases(source.project, source.uri) if entries else {}
-        champion = rated.get(newest_aliases.get("champion", 0))
-        newest = rated[entries[-1].version] if entries else None
+        crowned = next((entry for entry in entries if entry.version == newest_aliases.get("champion")), None)
+        points = _points(source, [*entries[-1:], *([crowned] if crowned else [])])
+        champion = None if crowned is None else _rated(crowned, points)
+        newest = _rated(entries[-1], points) if entries else None
         if job.mode == "serve":
             verdict = verdict_of_service(job.numbers, job.errors, job.sessions)
             arms = with_results(job.arms, {entry.version: entry.tags for entry in entries}, newest_aliases)
@@ -227,6 +234,14 @@ def _curves(source: Source, run_id: str, *charts: str) -> list[list[tuple[float,
     return [thinned(points) for points in curves(Trial.attach(source.uri, run_id), charts, "env_steps").values()]
 
 
-def _rated(entry: PoolEntry) -> RatedDocument:
-    points = number_of(entry.tags, POINTS_TAG)
-    return RatedDocument(name=entry.name, version=entry.version, result=result_of(entry.tags), points=points)
+def _points(source: Source, entries: Sequence[PoolEntry]) -> Mapping[str, float]:
+    """Points of members of the newest league, if one of the versions is a player's; the tags have older ones."""
+    with contextlib.suppress(LeagueError):
+        return points_of_members(source) if any(PLAYER_TAG in entry.tags for entry in entries) else {}
+    return {}
+
+
+def _rated(entry: PoolEntry, points: Mapping[str, float]) -> RatedDocument:
+    member = member_of(entry.version, entry.tags)
+    rated = RatedDocument(name=entry.name, version=entry.version, result=result_of(entry.tags), member=member)
+    return rated.model_copy(update={"points": points.get(member, number_of(entry.tags, POINTS_TAG))})

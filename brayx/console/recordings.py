@@ -6,7 +6,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import IO, Annotated, Any
 from urllib.parse import quote
@@ -24,8 +24,7 @@ from brayx.console.downloads import Downloads, FileFormat, formats_of
 from brayx.console.drawn import RecordedDrawing
 from brayx.console.games import BoardDocument
 from brayx.console.ticks import RecordedCurvesDocument, SessionBodies, TickDocument, body_of, tick_of
-from brayx.errors import BadRecording, BrayxError, RecordingUnknown
-from brayx.gamecore.contract import Contract
+from brayx.errors import BadRecording, RecordingUnknown
 from brayx.recording import reader
 from brayx.recording.columns import ERROR, REFUSED, TickColumns, texts
 from brayx.recording.frames import png
@@ -86,9 +85,8 @@ class RecordingsQuery(Document):
     """Which recordings are selected; by default all."""
 
     end: str = Field("", description="only sessions with this end, such as terminated")
-    player: str = Field("", description="only sessions of this player, such as main or main:7")
-    version: int | None = Field(
-        None, description="only sessions that began with this registered version, or these weights"
+    played_by: str = Field(
+        "", description="only sessions that began with this player or version: main, main:7, champion 3 or weights 57"
     )
     errors: bool = Field(False, description="only sessions with errors or other unusual events")
     min_return: float | None = Field(None, description="only sessions with at least this return")
@@ -99,12 +97,17 @@ class RecordingsQuery(Document):
         result = math.nan if episode.result is None else episode.result
         return (
             self.end in ("", episode.end)
-            and self.player in ("", episode.player, episode.player.partition(":")[0])
-            and self.version in (None, episode.version)
+            and {part.strip() for part in self.played_by.split(",")} <= {"", *players_of(episode)}
             and not (self.errors and not episode.events + episode.lost)
             and not (self.min_return is not None and not result >= self.min_return)
             and not (self.max_return is not None and not result <= self.max_return)
         )
+
+
+def players_of(episode: reader.Recording) -> list[str]:
+    """Names of who played a recording: its player, and its registered version or the number of its weights."""
+    version = f"{episode.alias or 'weights'} {episode.version}"
+    return [episode.player, episode.player.partition(":")[0], episode.alias, version]
 
 
 class RecordingsDocument(Document):
@@ -130,9 +133,8 @@ class RecordedTicksDocument(Document):
     start_reply: Any
     """Reply to it; null: an older recording, which lacks it."""
     labels: dict[str, list[str]] = {}
-    """Names of the values of observations, by the observation's name, if the start is a contract that has them."""
     action_labels: list[str] = []
-    """Names of the choices of the only discrete action; empty: the contract has none."""
+    """``labels`` and ``action_labels``: as of `SessionBodies`."""
     stop: Any = None
     """Body of the session's stop, with its first or its last ticks; null: it had none, or was not stopped."""
     cause: str = ""
@@ -285,22 +287,18 @@ def _ticks(episode: reader.Recording, first: int, count: int) -> RecordedTicksDo
         )
         for row in range(len(columns.number))
     ]
-    start, bodies = _start(episode)
+    start = _body(episode.start)
+    bodies = SessionBodies(start)
     return RecordedTicksDocument(
         recording=_recording(episode),
         start=start,
         start_reply=_body(episode.start_reply),
         first=first,
         ticks=[tick_of(tick, bodies) for tick in ticks],
-        **_labels(start),
+        labels=bodies.labels,
+        action_labels=bodies.action_labels,
         **_end(episode, bodies, first, columns),
     )
-
-
-def _start(episode: reader.Recording) -> tuple[Any, SessionBodies]:
-    """The start's body, and what reads the bodies after it."""
-    start = _body(episode.start)
-    return start, SessionBodies(start)
 
 
 def _body(text: str) -> Any:
@@ -320,19 +318,6 @@ def _end(episode: reader.Recording, bodies: SessionBodies, first: int, columns: 
     return {"stop": bodies.stop(last.stop[-1]), "cause": event if ERROR in event or REFUSED in event else ""}
 
 
-def _labels(start: Any) -> dict[str, Any]:
-    """``labels`` and ``action_labels`` of a start's body; empty: it is no contract."""
-    try:
-        contract = Contract.parse(start)
-    except BrayxError:
-        return {}
-    choices = [part.labels for part in contract.discrete]
-    return {
-        "labels": {spec.name: list(spec.labels) for spec in contract.observations if spec.labels},
-        "action_labels": list(choices[0]) if len(choices) == 1 else [],
-    }
-
-
 def _curves(episode: reader.Recording) -> RecordedCurvesDocument:
     step = -(-len(episode) // MAX_POINTS)
     if step <= _MAX_WHOLE_STEP:
@@ -345,18 +330,29 @@ def _curves(episode: reader.Recording) -> RecordedCurvesDocument:
         numbers = np.concatenate([part.number for part in parts]).tolist()
         inputs = [text for part in parts for text in texts(part.input)]
         arrays = {name: np.concatenate([part.arrays[name] for part in parts]) for name in parts[0].arrays}
+    bodies = SessionBodies(_body(episode.start))
     curves = {
         name: array.astype(float).tolist()
-        for name, array in arrays.items()
+        for name, array in (arrays | _labelled(arrays, bodies.labels)).items()
         if array.ndim == 1 and array.dtype.kind in "biuf" and np.isfinite(array).all()
     }
     if "reward" not in curves:
-        last, (_, bodies) = episode.read(len(episode) - 1, names=[]), _start(episode)
+        last = episode.read(len(episode) - 1, names=[])
         stops = [stop for stop in map(bodies.stop, last.stop) if _rewards([stop])]
         if rewards := _rewards([*map(bodies.tick, inputs), *stops]):
             curves["reward"] = rewards
             numbers += [int(last.number[-1]) + 1 for _ in stops]
     return RecordedCurvesDocument(ticks=numbers, curves=curves)
+
+
+def _labelled(arrays: Mapping[str, np.ndarray], labels: Mapping[str, Sequence[str]]) -> dict[str, np.ndarray]:
+    """The columns of labelled observations ``[N, values]`` by their labels."""
+    columns: dict[str, np.ndarray] = {}
+    for path, array in arrays.items():
+        named = labels.get(path.rpartition("/")[2], ())
+        if array.ndim == 2 and array.shape[1] == len(named):
+            columns |= {f"{path} {label}" if label in arrays else label: array[:, i] for i, label in enumerate(named)}
+    return columns
 
 
 def _rewards(bodies: Sequence[Any]) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import AsyncIterator
 from typing import Annotated
 
@@ -12,7 +13,7 @@ from fastapi.responses import Response, StreamingResponse
 from brayx.actor.live_ticks import LiveFrame, LiveTicks
 from brayx.console.documents import Document, DoneDocument
 from brayx.console.source import Source
-from brayx.console.ticks import TickDocument, data_url, tick_of
+from brayx.console.ticks import SessionBodies, TickDocument, body_of, data_url, tick_of
 from brayx.errors import BrayxError
 
 EVERY_S = 0.2
@@ -54,6 +55,9 @@ class TicksDocument(Document):
 
     session: str
     ticks: list[TickDocument]
+    labels: dict[str, list[str]] = {}
+    action_labels: list[str] = []
+    """``labels`` and ``action_labels``: as of `SessionBodies`."""
     after: int
     """Value of ``after`` for the next request."""
     end: str = ""
@@ -95,14 +99,22 @@ def routes(source: Source) -> APIRouter:
 def _newer(source: Source, session: str, after: int) -> TicksDocument:
     """The newest ticks of a session; see `brayx.actor.live.LiveTable.newer`."""
     newest: LiveTicks = source.ask("ticks", session, after)
+    bodies = _bodies(newest.start)
     return TicksDocument(
         session=session,
-        ticks=[tick_of(tick) for tick in newest.ticks],
+        ticks=[tick_of(tick, bodies) for tick in newest.ticks],
+        labels=bodies.labels,
+        action_labels=bodies.action_labels,
         after=newest.after,
         end=newest.end,
         result=newest.result,
         frame=None if newest.frame is None else _frame(newest.frame),
     )
+
+
+@functools.lru_cache(64)
+def _bodies(start: bytes) -> SessionBodies:
+    return SessionBodies(body_of(start))
 
 
 def _frame(frame: LiveFrame) -> FrameDocument:

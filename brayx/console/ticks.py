@@ -56,8 +56,8 @@ class RecordedCurvesDocument(Document):
 
     ticks: list[int]
     curves: dict[str, list[float]]
-    """By name, a value for each tick; ``reward`` also one for the session's stop, if that has a reward. Then ``ticks``
-    ends with the number after that of the last tick."""
+    """By name, a value for each tick; of labelled observations a curve for each label. ``reward`` also has a value for
+    the session's stop, if that has a reward. Then ``ticks`` ends with the number after that of the last tick."""
 
 
 class SessionBodies:
@@ -65,12 +65,22 @@ class SessionBodies:
 
     Args:
         start: the start's body, as from `body_of`.
+
+    Attributes:
+        labels: names of the values of observations, by the observation's name; empty: the start is no contract that has
+            them.
+        action_labels: names of the choices of the only discrete action; empty: the contract has none.
     """
 
-    def __init__(self, start: Any = None) -> None:
+    def __init__(self, start: Any) -> None:
         self._by_contract: ContractBodies | None = None
+        self.labels: dict[str, list[str]] = {}
+        self.action_labels: list[str] = []
         with contextlib.suppress(BrayxError):
             contract = Contract.parse(start)
+            self.labels = {spec.name: list(spec.labels) for spec in contract.observations if spec.labels}
+            choices = [part.labels for part in contract.discrete]
+            self.action_labels = list(choices[0]) if len(choices) == 1 else []
             if contract.encoding != "json":
                 self._by_contract = RowBodies(contract) if start.get("rows") is True else ContractBodies(contract)
 
@@ -107,7 +117,7 @@ def _is_set(value: Any) -> bool:
     return bool(value.any() if isinstance(value, np.ndarray) else value)
 
 
-def tick_of(tick: LiveTick, bodies: SessionBodies = SessionBodies()) -> TickDocument:
+def tick_of(tick: LiveTick, bodies: SessionBodies) -> TickDocument:
     """The document of a tick, live or recorded."""
     arrays = tick.arrays
     logits, mask, value = (named(arrays, name) for name in ("logits", "action_mask", "value"))

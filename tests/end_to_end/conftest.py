@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
@@ -25,6 +26,13 @@ def overflow(page: Page) -> int:
     with contextlib.suppress(AssertionError):
         until(lambda: pixels() == 0, "it fits", LAYOUT_S)
     return pixels()
+
+
+def drawn_series(page: Page, number: int) -> Any:
+    """The series that a chart of the page draws."""
+    charts = page.locator(".nicegui-echart")
+    expect(charts.nth(number).locator("canvas").first).to_be_visible()
+    return charts.nth(number).evaluate("(element) => getElement(Number(element.id.slice(1))).chart.getOption().series")
 
 
 @pytest.fixture(scope="module")

@@ -153,12 +153,24 @@ class Job:
             yield serving, Console(self.lines[-1].rpartition(" ")[2])
 
 
+LABELLED = json.dumps(
+    {
+        "contract": 1,
+        "observations": {"obs": {"shape": [2], "labels": ["height", "speed"]}},
+        "actions": {"action": {"kind": "discrete", "size": 2, "labels": ["left", "right"]}},
+    }
+).encode()
+"""A start that names what the agent observes, and what it does."""
+
+
 @contextlib.contextmanager
-def playing(url: str, session: str, stop: bytes = b"", **more: Any) -> Iterator[Callable[[float], Any]]:
+def playing(
+    url: str, session: str, stop: bytes = b"", start: bytes = b"", **more: Any
+) -> Iterator[Callable[[float], Any]]:
     """A session; call what it gives to play a tick. ``more`` is in each body: ``side`` gives a tick a square image.
-    ``stop`` is the body of its stop."""
+    ``start`` and ``stop`` are the bodies of its start and its stop."""
     with Client(url, timeout_s=WAIT_S) as client:
-        client.start(session=session)
+        client.start(start, session=session)
         yield lambda x: json.loads(client.tick(json.dumps({"x": x, **more})))
         if client.session is not None:
             client.stop(stop)

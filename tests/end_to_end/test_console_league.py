@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.end_to_end.conftest import SHOWN_MS, overflow
+from tests.end_to_end.conftest import SHOWN_MS, drawn_series, overflow
 from tests.end_to_end.console_jobs import WAIT_S, Console
 from tests.end_to_end.jobs import Command, brayx, setting, without_ray
 from tests.league_games import Players
@@ -79,7 +79,7 @@ def test_the_league_page_shows_what_the_api_gives(league: Console, browser: Brow
             row["member"]: [
                 str(round(row["points"])),
                 f"{row['low']:.0f} to {row['high']:.0f}",
-                str(row["games"]),
+                f"{row['games']:,}",
                 str(round(row["elo"])),
                 "-" if row["env_steps"] is None else f"{row['env_steps']:,}",
             ]
@@ -92,8 +92,10 @@ def test_the_league_page_shows_what_the_api_gives(league: Console, browser: Brow
             for card, (name, values) in zip(page.locator(".brayx-card").all(), expected.items(), strict=True):
                 lines = card.inner_text().split("\n")
                 assert all(any(line.endswith(value) for line in lines) for value in values), name
+        for words in ("main learns to beat the whole league.", "exploiter learns to beat main,", "zero is a program;"):
+            expect(page.get_by_text(words)).to_be_visible()
         expect(page.get_by_text(f"{state['champion']} ★", exact=True)).to_have_count(int(state["champion"] is not None))
-        heat, ratings = (_series(page, number) for number in range(2))
+        heat, ratings = (drawn_series(page, number) for number in range(2))
         (cells,) = heat
         rates = {(names[row], names[column]): rate for column, row, rate in cells["data"]}
         for pair in state["payoff"]:
@@ -123,10 +125,3 @@ def _table(page: Page) -> list[list[str]]:
     expect(page.locator("tbody tr").first).to_be_visible()
     rows = page.locator("tbody tr").all()
     return [[cell.inner_text().strip() for cell in row.locator("td").all()] for row in rows]
-
-
-def _series(page: Page, number: int) -> Any:
-    """The series that a chart of the page draws."""
-    charts = page.locator(".nicegui-echart")
-    expect(charts.nth(number).locator("canvas").first).to_be_visible()
-    return charts.nth(number).evaluate("(element) => getElement(Number(element.id.slice(1))).chart.getOption().series")

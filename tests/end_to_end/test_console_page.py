@@ -20,12 +20,15 @@ from brayx.errors import BrayxError
 from brayx.gamecore.auth import Keys, new_key
 from brayx.jobs.kinds import RenderConfig
 from brayx.local.serving import Serving
+from brayx.recording.index import SessionPart
+from brayx.recording.writer import Folder
 from brayx.tracking import Trial
-from tests.end_to_end.conftest import SHOWN_MS, overflow
-from tests.end_to_end.console_jobs import PROJECT, WAIT_S, Console, Job, playing, write_code
+from tests.end_to_end.conftest import SHOWN_MS, drawn_series, overflow
+from tests.end_to_end.console_jobs import LABELLED, PROJECT, WAIT_S, Console, Job, playing, write_code
 from tests.end_to_end.jobs import FREE_PORTS, job_folder, setting
 from tests.end_to_end.jobs import brayx as command
 from tests.processes import ours
+from tests.recorded import Tick, columns_of
 from tests.waiting import until
 
 PAGES = ("", "sessions", "recordings", "models", "league", "play", "trials")
@@ -39,6 +42,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Job, Serv
     job.add(2, "candidate")
     job.trial.log_metrics({"return/last_100_games": 3.0, "learner/loss": 0.5, "session/games": 7.0}, 10)
     job.trial.log_metrics({"session/games": 9.0, "session/ended": 2.0}, 20)
+    # Of an earlier job with the same folder, with a frame, so that it would make the better picture.
+    Folder(str(folder / "recordings"), 10**9).write(
+        [SessionPart("old", "old", 1.0, 0, 1, end="stop", frames=1)], columns_of([Tick(0, 0.0, 0.0, b"", b"", {})])
+    )
     with job.served() as (serving, console):
         assert console.get("/api/models"), "MLflow, which takes long to import on a busy machine, is imported by now"
         yield job, serving, console
@@ -73,6 +80,9 @@ def test_the_overview_says_what_runs_and_what_is_lost(served: tuple[Job, Serving
         tick(1.0)
         players = page.get_by_text("Players now", exact=True).locator("xpath=..")
         expect(players.get_by_text("1", exact=True)).to_be_visible()
+    picture = page.get_by_role("link", name="Newest recording")
+    expect(picture).to_be_visible()
+    expect(picture).not_to_have_attribute("href", "/recordings/old")
     page.goto(serving.url)
     expect(page.get_by_text("This job accepts this session:")).to_be_visible()
     expect(page.get_by_text("""-d '{"x": """)).to_be_visible()
@@ -95,7 +105,7 @@ def test_a_session_is_followed_while_its_game_plays(served: tuple[Job, Serving, 
 
     def play() -> None:
         nonlocal played
-        with playing(serving.url, "watched/1") as tick:
+        with playing(serving.url, "watched/1", start=LABELLED) as tick:
             while not stop.wait(0.05):
                 try:
                     tick(float(played % 3) - 1.0)
@@ -113,7 +123,8 @@ def test_a_session_is_followed_while_its_game_plays(served: tuple[Job, Serving, 
         first = int(number.inner_text())
         until(lambda: int(number.inner_text()) >= first + 10, "the page follows", WAIT_S)
         expect(page.get_by_text(re.compile(r'\{\s*"x": -?[01]\.0\s*\}'))).to_be_visible()
-        expect(page.get_by_text(re.compile(r"▸ +[01] +(50|73|27)\.\d%"))).to_be_visible()
+        expect(page.get_by_text(re.compile(r"▸(left|right) +(50|73|27)\.\d%"))).to_be_visible()
+        expect(page.get_by_text(re.compile(r"obs: height -?[01], speed 0"))).to_be_visible()
         expect(page.get_by_text(re.compile(r"model/logits: \["))).to_be_visible()
         page.get_by_role("button", name="End session").click()
         page.get_by_role("button", name="End it").click()
@@ -200,6 +211,16 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
     page.get_by_label("Session or game").fill("rec*")
     line = page.get_by_role("row", name=re.compile("^recorded "))
     expect(line).to_have_text(re.compile(r"300\s*terminated\s*7\s*champion 1\s*a regular sample"))
+    for version, is_shown in (("weights 1", False), ("champion 1", True)):
+        page.get_by_label("Played by").fill(version)
+        expect(row).to_be_visible(visible=is_shown)
+    page.get_by_label("Session or game").fill("")
+    line.get_by_role("link").focus()
+    focused = line.get_by_role("link").element_handle()
+    with playing(serving.url, "newer") as tick:
+        tick(0.0)
+    expect(page.get_by_role("cell", name="newer", exact=True)).to_be_visible()
+    assert focused.evaluate("each => each === document.activeElement && each.innerText") == "recorded", "it stays"
     for end, is_shown in (("truncated", False), ("terminated", True)):
         page.get_by_role("combobox", name="End").click()
         page.get_by_role("option", name=end, exact=True).click()
@@ -291,13 +312,17 @@ def test_a_recording_is_compared_with_another_version(served: tuple[Job, Serving
     job, serving, console = served
     job.add(3, None, -1.0)  # acts otherwise wherever x is not 0
     name = job.add_of_two(4, 1.0)
-    with playing(serving.url, "compared") as tick:
+    with playing(serving.url, "compared", start=LABELLED) as tick:
         for x in range(20):
             tick(float(x % 10))
     page.goto(f"{console.url}/recordings")
     page.get_by_role("cell", name="compared", exact=True).click()
     number = page.get_by_text("Tick", exact=True).locator("xpath=following-sibling::*")
     expect(number).to_have_text("0")
+    page.get_by_role("combobox", name="Curves").click()
+    page.get_by_role("option", name="height", exact=True).click()
+    page.keyboard.press("Escape")
+    until(lambda: "height" in {curve["name"] for curve in drawn_series(page, 0)}, "an observation is drawn", WAIT_S)
     page.get_by_role("combobox", name="model").click()
     page.get_by_role("option", name=name, exact=True).click()
     page.get_by_role("button", name="Compare").click()
@@ -313,17 +338,17 @@ def test_a_recording_is_compared_with_another_version(served: tuple[Job, Serving
     expect(page.get_by_text("It would have chosen differently in 90% of the ticks.")).to_be_visible()
     expect(page.get_by_text("The recorded actions were sampled")).to_be_hidden()
     expect(page.get_by_text("Equal actions", exact=True).locator("xpath=following-sibling::*")).to_have_text("10.0%")
-    expect(page.get_by_text("watched 3: action 0, value 0")).to_be_visible()
+    expect(page.get_by_text("watched 3: action left, value 0")).to_be_visible()
     expect(page.locator(".nicegui-echart canvas:visible")).to_have_count(3)
     page.get_by_role("button", name="tick 1", exact=True).click()
     expect(number).to_have_text("1")
-    expect(page.get_by_text("watched 3: action 1, value 1")).to_be_visible()
-    expect(page.get_by_text(re.compile("another action; KL 0.46"))).to_be_visible()
+    expect(page.get_by_text("watched 3: action right, value 1")).to_be_visible()
+    expect(page.get_by_text(re.compile(r"another action; difference \(KL\) 0.46"))).to_be_visible()
     page.keyboard.press("End")
-    expect(page.get_by_text("watched 3: action 1, value 9")).to_be_visible()
+    expect(page.get_by_text("watched 3: action right, value 9")).to_be_visible()
     page.set_viewport_size({"width": 390, "height": 844})
     assert overflow(page) == 0
-    expect(page.get_by_text(re.compile(r"▸ +1 100\.0%"))).to_be_visible()
+    expect(page.get_by_text(re.compile(r"▸right 100\.0%"))).to_be_visible()
 
 
 def test_trials_and_an_empty_league(served: tuple[Job, Serving, Console], page: Page) -> None:

@@ -25,11 +25,11 @@ def add_page(app: FastAPI, connect: Connect) -> None:
     """
     from nicegui import ui
 
-    from brayx.console.page import help, league, models, overview, play, recordings, sessions, trials
+    from brayx.console.page import help, league, models, overview, play, recording, recordings, sessions, trials
     from brayx.console.page.frame import missing
 
     ui.button.default_props("no-caps")
-    for part in (overview, sessions, recordings, models, league, play, trials, help):
+    for part in (overview, sessions, recordings, recording, models, league, play, trials, help):
         part.add(connect)
     ui.run_with(
         app,

@@ -214,10 +214,8 @@ CHINESE: dict[str, str] = {
     "Began": "开始",
     "End": "结束",
     "Events": "事件",
-    "Player": "玩家",
     "Played by": "由谁操作",
     "weights {number}": "权重 {number}",
-    "Version or weights": "版本或权重",
     "stopped by the game": "游戏结束了会话",
     "error": "出错",
     "no more requests": "没有后续请求",
@@ -296,9 +294,25 @@ CHINESE: dict[str, str] = {
         "这个存储里没有联赛。`brayx new NAME --template league` 可以建立一个。"
     ),
     "Standings": "排名",
-    "Payoff": "胜负表",
+    "Who beats whom": "谁胜谁",
+    "{name} learns to beat the whole league.": "{name} 学习战胜整个联赛。",
+    "{name} learns to beat {of}, and so finds its weaknesses.": "{name} 学习战胜 {of}，从而找出它的弱点。",
+    "{name} learns to beat all earlier versions.": "{name} 学习战胜所有较早的版本。",
+    "{name} is a version of an earlier training; it does not learn.": "{name} 是以前训练得到的版本，不再学习。",
+    "{name} is a program; it does not learn.": "{name} 是一个程序，不会学习。",
+    "A name with a number is a registered version: the player as it was then. ★ marks the champion.": (
+        "带数字的名字是注册的版本，即该玩家当时的样子。★ 表示冠军。"
+    ),
+    "400 points more win ten games of eleven. Elo is a simpler rating, for comparison.": (
+        "高 400 分，十一局中约胜十局。Elo 是一种较简单的评分，供比较。"
+    ),
     "Ratings": "分数变化",
-    "Share of games that the row won against the column; a draw is half a win.": ("行对列的胜率；平局算半胜。"),
+    "The payoff: share of games that the row won against the column; a draw is half a win.": (
+        "胜负表：行对列的胜率；平局算半胜。"
+    ),
+    "A player that learns counts with all its games, also its first ones.": (
+        "正在学习的玩家按全部对局计算，包括最早的。"
+    ),
     "No player's rating has changed yet.": "还没有玩家的分数变化。",
     "champion: {champion}; games: {games}": "冠军：{champion}；局数：{games}",
     "counted": "有效",
@@ -349,10 +363,11 @@ CHINESE: dict[str, str] = {
     "Stop": "停止",
     "First other action": "第一个不同的动作",
     "Equal actions": "相同的动作",
-    "Mean KL": "平均 KL",
-    "Highest KL": "最大 KL",
+    "Mean difference (KL)": "平均差异（KL）",
+    "Largest difference (KL)": "最大差异（KL）",
+    "difference (KL) {value}": "差异（KL）{value}",
     "Value, difference": "价值差",
-    "KL divergence, nats": "KL 散度（nats）",
+    "Difference of the probabilities (KL, 0: the same)": "概率的差异（KL，0 表示相同）",
     "Difference of the values": "价值之差",
     "tick": "tick 序号",
     "none": "没有",
@@ -369,7 +384,9 @@ CHINESE: dict[str, str] = {
     "value {value}": "价值 {value}",
     "{version} against {other}, {ticks} ticks": "{version} 对照 {other}，{ticks} 个 tick",
     "{count} without their observation or action are left out": "有 {count} 个缺少观测或动作，没有参与比较",
-    "KL is estimated from the log-probabilities of the recorded actions": "KL 由录下的动作的对数概率估计",
+    "the difference of the probabilities is estimated from those of the recorded actions": (
+        "概率的差异由录下的动作的概率估计"
+    ),
     "It would have chosen differently in {share} of the ticks.": "它会在 {share} 的 tick 里作出不同的选择。",
     "The recorded actions were sampled; the version's are its most likely ones. Some differ by chance.": (
         "录像里的动作是抽样得到的，而版本取最可能的动作：有些不同只是偶然。"

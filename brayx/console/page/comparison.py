@@ -11,7 +11,7 @@ from brayx.console.models import ModelDocument
 from brayx.console.page.caller import ApiCaller
 from brayx.console.page.charts import Lines
 from brayx.console.page.frame import MUTED, Alert, number, reference_text, sentence
-from brayx.console.page.tick import ActionBars, fact
+from brayx.console.page.tick import ActionBars, action_text, fact
 from brayx.console.page.words import tr
 from brayx.console.ticks import TickDocument
 from brayx.errors import BrayxError
@@ -19,7 +19,7 @@ from brayx.errors import BrayxError
 _EVERY_S = 0.5
 _OWN_SPACE = "(event) => { if (event.key === ' ') event.stopPropagation() }"
 """Keeps the space bar at a focused button: without it, the key would press the button and also play the recording."""
-_TITLES = {"KL": "KL divergence, nats", "value difference": "Difference of the values"}
+_TITLES = {"KL": "Difference of the probabilities (KL, 0: the same)", "value difference": "Difference of the values"}
 """Title of each curve."""
 _COLOURS = {"reference": "positive", "version": "warning"}
 
@@ -34,6 +34,9 @@ class Compare:
         go: jumps to a tick by its index.
         again: calls `show` again with the tick that is shown.
         window: number of ticks that are loaded at once.
+
+    Attributes:
+        action_labels: names of the actions.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class Compare:
     ) -> None:
         self._caller, self._path, self._go, self._window = caller, f"/api/recordings/{recording}/comparison", go, window
         self._beside, self._again = beside, again
+        self.action_labels: list[str] = []
         self._query: dict[str, str] = {}
         self._first: int | None = None
         self._requested = 0
@@ -78,9 +82,8 @@ class Compare:
                     ui.label(tr("First other action")).classes(f"text-xs {MUTED}")
                     self._jump = ui.button(on_click=self._to_first).props("flat padding=none")
                     self._jump.on("keydown", js_handler=_OWN_SPACE)
-                self._facts = {
-                    name: fact(name) for name in ("Equal actions", "Mean KL", "Highest KL", "Value, difference")
-                }
+                names = ("Equal actions", "Mean difference (KL)", "Largest difference (KL)", "Value, difference")
+                self._facts = {name: fact(name) for name in names}
             self._words = ui.label().classes("font-semibold").mark("comparison")
             self._sampled = ui.label(
                 "⚠ "
@@ -201,7 +204,7 @@ class Compare:
             count = number(comparison.left_out)
             words += "; " + tr("{count} without their observation or action are left out", count=count)
         if not comparison.kl_exact and comparison.kl is not None:
-            words += "; " + tr("KL is estimated from the log-probabilities of the recorded actions")
+            words += "; " + tr("the difference of the probabilities is estimated from those of the recorded actions")
         self._note.set_text(f"{words}.")
         share = 0.0 if comparison.agreement is None else 1.0 - comparison.agreement
         self._words.set_text(tr("It would have chosen differently in {share} of the ticks.", share=f"{share:.0%}"))
@@ -213,8 +216,8 @@ class Compare:
         self._jump.set_enabled(comparison.first is not None)
         texts = {
             "Equal actions": "-" if comparison.agreement is None else f"{comparison.agreement:.1%}",
-            "Mean KL": number(comparison.kl),
-            "Highest KL": number(comparison.kl_max),
+            "Mean difference (KL)": number(comparison.kl),
+            "Largest difference (KL)": number(comparison.kl_max),
             "Value, difference": number(comparison.value),
         }
         for name, text in texts.items():
@@ -231,13 +234,15 @@ class Compare:
                 ui.label(tr("This tick was left out of the comparison.")).classes(MUTED)
                 return
             for name, chosen in tick.chosen.items():
-                text = tr("{version}: action {action}", version=reference_text(self._query[name]), action=chosen.action)
+                action = action_text(chosen.action, self.action_labels)
+                text = tr("{version}: action {action}", version=reference_text(self._query[name]), action=action)
                 text += "" if chosen.value is None else ", " + tr("value {value}", value=number(chosen.value))
                 ui.label(text).classes("font-semibold").mark(f"compared-{name}")
                 bars = ActionBars(tr("It has no `logits`, or too many to keep them for every tick."), _COLOURS[name])
-                bars.show(chosen.probabilities, chosen.action)
+                bars.show(chosen.probabilities, chosen.action, self.action_labels)
             verdict = tr("the same action") if tick.equal else tr("another action")
-            ui.label("; ".join([verdict, *([] if tick.kl is None else [f"KL {number(tick.kl)}"])])).classes(MUTED)
+            difference = [] if tick.kl is None else [tr("difference (KL) {value}", value=number(tick.kl))]
+            ui.label("; ".join([verdict, *difference])).classes(MUTED)
 
     async def _to_first(self) -> None:
         if self._first is not None:

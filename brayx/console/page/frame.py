@@ -99,7 +99,7 @@ BROWSER_S = 10.0
 """Time for an answer of the browser."""
 RESPONSE_S = 60.0
 """Time for making a page, before the browser gets an error instead; NiceGUI's 3 s are too few on a busy machine."""
-_FIRST_S = 0.7
+_FIRST_S = 0.4
 """Time that a page's first document may take; after that, the page is shown without it."""
 
 

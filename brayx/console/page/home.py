@@ -123,9 +123,11 @@ def _projects(seen: Seen) -> list[_Project]:
     projects = []
     for name, trials in by_project.items():
         crowned = [
-            tr("version {version}", version=model.aliases["champion"])
+            tr("version {version}", version=version.label)
             for model in seen.models
-            if "champion" in model.aliases and (model.name == name or model.name.startswith(f"{name}-"))
+            if model.name == name or model.name.startswith(f"{name}-")
+            for version in model.versions
+            if "champion" in version.aliases
         ]
         projects.append(_Project(name, len(trials), trials[0], ", ".join(crowned)))
     return projects

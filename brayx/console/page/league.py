@@ -17,6 +17,19 @@ from brayx.console.page.words import tr
 _MAX_MEMBERS = 24
 """Maximum members in the heat map, which has the strongest."""
 
+_ROLES = {
+    "main": "{name} learns to beat the whole league.",
+    "exploiter": "{name} learns to beat {of}, and so finds its weaknesses.",
+    "league_exploiter": "{name} learns to beat all earlier versions.",
+    "past": "{name} is a version of an earlier training; it does not learn.",
+    "script": "{name} is a program; it does not learn.",
+}
+"""What players do, by their role."""
+_WORDS = (
+    "A name with a number is a registered version: the player as it was then. ★ marks the champion.",
+    "400 points more win ten games of eleven. Elo is a simpler rating, for comparison.",
+)
+
 
 def add(connect: Connect) -> None:
     """Adds the page."""
@@ -54,8 +67,11 @@ def _league(first: LeagueDocument | None) -> Callable[[LeagueDocument | None], N
             member_columns() | {"Elo": lambda row: round(row.elo), "Env steps": lambda row: counted(row.env_steps)},
             lead="Points",
         )
-        heading(tr("Payoff"))
-        ui.label(tr("Share of games that the row won against the column; a draw is half a win.")).classes(MUTED)
+        words = ui.label().classes(f"whitespace-pre-wrap {MUTED}").mark("words")
+        heading(tr("Who beats whom"))
+        what = tr("The payoff: share of games that the row won against the column; a draw is half a win.")
+        whose = tr("A player that learns counts with all its games, also its first ones.")
+        ui.label(f"{what} {whose}").classes(MUTED)
         payoff = HeatMap()
         heading(tr("Ratings"))
         no_curves = empty(tr("No player's rating has changed yet."))
@@ -72,6 +88,8 @@ def _league(first: LeagueDocument | None) -> Callable[[LeagueDocument | None], N
         counted = ", ".join(f"{number(count)} {tr(name.replace('_', ' '))}" for name, count in counters.items())
         about.set_text(tr("champion: {champion}; games: {games}", champion=champion, games=counted))
         standings.show(league.standings)
+        roles = [tr(_ROLES[player.role], name=name, of=player.of) for name, player in league.players.items()]
+        words.set_text("\n".join([*roles, *map(tr, _WORDS)]))
         members = [row.member for row in league.standings][:_MAX_MEMBERS]
         place = {member: index for index, member in enumerate(members)}
         cells = []

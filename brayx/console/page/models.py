@@ -246,7 +246,7 @@ def arm_listing(link: str = "") -> Listing[ArmDocument]:
 
 
 def _version(row: Judged) -> TableCell:
-    return TableCell(" ".join([str(row.key), *(f"★ {alias}" for alias in row.version.aliases)]), row.key)
+    return TableCell(" ".join([row.version.label, *(f"★ {alias}" for alias in row.version.aliases)]), row.key)
 
 
 def _served(row: Judged) -> TableCell:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -94,7 +95,7 @@ class _Loader:
         overview: OverviewDocument = await self.caller.get(OverviewDocument, "/api/job/overview")
         trains_league = job.league and job.mode == "train"
         league = await self.caller.get(LeagueDocument | None, "/api/league") if trains_league else None
-        self._picture = await newest_picture(self.caller, self._picture)
+        self._picture = await newest_picture(self.caller, time.time() - job.up_s, self._picture)
         return _Seen(job, overview, league, self._picture)
 
 
@@ -292,8 +293,9 @@ def _rated(rated: RatedDocument | None, against: RatedDocument | None) -> tuple[
     """A version, and its return; compared with another one, if there is one."""
     if rated is None:
         return tr("none yet"), ""
+    version = tr("version {version}", version=rated.member or rated.version)
     if rated.points is not None:
-        return tr("version {version}", version=rated.version), tr("{points} points", points=f"{rated.points:.0f}")
+        return version, tr("{points} points", points=f"{rated.points:.0f}")
     about, result, other = "", rated.result, None if against is None else against.result
     if result is not None:
         about = result_text(result)
@@ -303,7 +305,7 @@ def _rated(rated: RatedDocument | None, against: RatedDocument | None) -> tuple[
         difference = plus_minus(result.mean - other.mean, error)
         sign = "+" if result.mean > other.mean else ""
         about += ", " + tr("{difference} against the champion", difference=f"{sign}{difference}")
-    return tr("version {version}", version=rated.version), about
+    return version, about
 
 
 def _league(league: LeagueDocument) -> dict[str, tuple[str, str]]:
@@ -312,7 +314,10 @@ def _league(league: LeagueDocument) -> dict[str, tuple[str, str]]:
     tiles = {"Champion": (tr("none yet"), "")}
     if league.champion in points:
         row = points[league.champion]
-        tiles["Champion"] = league.champion, tr("{points} points ({low} to {high})", **points_of(row))
+        tiles["Champion"] = (
+            tr("version {version}", version=league.champion),
+            tr("{points} points ({low} to {high})", **points_of(row)),
+        )
     games = sum(count for name, count in league.counters.items() if name == "counted")
     tiles["Games"] = number(games), ""
     for level in league.levels:
@@ -322,13 +327,19 @@ def _league(league: LeagueDocument) -> dict[str, tuple[str, str]]:
 
 
 def led(verdict: VerdictDocument, standings: Sequence[StandingDocument]) -> VerdictDocument:
-    """The verdict on a league whose players have these points, the strongest first: who leads, and by how much."""
+    """The verdict on a league whose players have these points, the strongest first: who leads, and by how much. That is
+    measured against other players, if there are any: a player is always ahead of its past."""
     if verdict.state != "leading":
         return verdict
-    first, second = standings[:2]
+    first, *rest = standings
+    second = next((row for row in rest if _player(row) != _player(first)), rest[0])
     values = {"leader": first.member, "second": second.member, "lead": f"{first.points - second.points:.0f}"}
     reason = AHEAD if first.low > second.high else CLOSE
     return verdict.model_copy(update={"reason": reason, "values": values | points_of(first)})
+
+
+def _player(row: StandingDocument) -> str:
+    return row.member.partition(":")[0]
 
 
 def _health(job: JobDocument) -> dict[str, tuple[str, str]]:

@@ -25,18 +25,19 @@ class Picture(NamedTuple):
     image: str | None
 
 
-async def newest_picture(caller: ApiCaller, before: Picture | None) -> Picture | None:
+async def newest_picture(caller: ApiCaller, since_s: float, before: Picture | None) -> Picture | None:
     """The newest recording of a session that has ended, with frames if one has them; None: there is none.
 
     Args:
         caller: the viewer's client.
+        since_s: Unix time before which no session of the job began: its folder may have those of other jobs.
         before: the picture that is shown, which is not loaded again.
 
     Raises:
         BrayxError: the recordings cannot be read.
     """
     listing: RecordingsDocument = await caller.get(RecordingsDocument, "/api/recordings", limit=_LOOKED_AT)
-    ended = [recording for recording in listing.recordings if recording.end]
+    ended = [recording for recording in listing.recordings if recording.end and recording.began_s >= since_s]
     newest = next((recording for recording in ended if recording.frames), next(iter(ended), None))
     if newest is None or (before is not None and before.recording == newest):
         return None if newest is None else before

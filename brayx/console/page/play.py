@@ -290,11 +290,9 @@ def _named(opponent: dict[str, Any] | None) -> str:
     """An opponent in words."""
     if not opponent:
         return ""
-    words = [
-        str(opponent.get("player") or ""),
-        tr("version {version}", version=opponent["version"]) if opponent.get("version") else "",
-    ]
-    points = opponent.get("points")
+    player, version, points = (opponent.get(key) for key in ("player", "version", "points"))
+    label = f"{player}:{version}" if player and version else version
+    words = [tr("version {version}", version=label) if version else str(player or "")]
     words += [tr("level {name}", name=opponent["level"]) if opponent.get("level") else ""]
     words += [tr("{points} points", points=number(round(points))) if isinstance(points, int | float) else ""]
     return ", ".join(filter(None, words))

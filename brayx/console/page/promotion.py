@@ -37,7 +37,7 @@ class Judged(NamedTuple):
 
 def judged(version: VersionDocument, standings: Mapping[str, StandingDocument]) -> Judged:
     """A version with its points if a league has rated it, or else with its return."""
-    row = standings.get(f"{version.tags.get(PLAYER_TAG, '')}:{version.version}")
+    row = standings.get(version.label)
     points = number_of(version.tags, POINTS_TAG)
     if row is not None:
         interval = tr("{points} points ({low} to {high})", **points_of(row))
@@ -53,7 +53,7 @@ def judged(version: VersionDocument, standings: Mapping[str, StandingDocument]) 
 
 def in_words(row: Judged) -> str:
     """A version and its result, as a sentence."""
-    return tr("Version {version}: {result}.", version=row.key, result=with_games(row.shown, row.games))
+    return tr("Version {version}: {result}.", version=row.version.label, result=with_games(row.shown, row.games))
 
 
 class AliasMoves:
@@ -95,7 +95,7 @@ class AliasMoves:
         lines.append(in_words(row))
         if before is not None:
             now = with_games(before.shown, before.games)
-            lines.append(tr("Now it is version {version}: {result}.", version=before.key, result=now))
+            lines.append(tr("Now it is version {version}: {result}.", version=before.version.label, result=now))
         if before is not None and row.value is not None and before.value is not None and row.value < before.value:
             lines.append("⚠ " + tr("It is worse than the version that it replaces."))
         if row.value is None:

@@ -127,6 +127,7 @@ class _Followed:
     def _show(self, newest: TicksDocument) -> None:
         if newest.ticks:
             self._body.set_visibility(True)
+            self._tick.labels, self._tick.action_labels = newest.labels, newest.action_labels
             self._tick.show(newest.ticks[-1], with_image=False)
             self._own_image = newest.ticks[-1].image
         drawn, failure = (None, "") if newest.frame is None else (newest.frame.image, newest.frame.failure)

@@ -55,7 +55,7 @@ class TickView:
         """Shows a tick. With ``with_image=False``, the previous image stays until `show_image`."""
         texts = {
             "Tick": number(tick.number),
-            "Action": self._action(tick.action),
+            "Action": action_text(tick.action, self.action_labels),
             "Value": number(tick.value),
             "Weights": number(tick.policy_version),
             "Time": f"{tick.seconds * 1e3:.2f} ms" if tick.seconds else "-",
@@ -85,12 +85,6 @@ class TickView:
         fields = dict(stop) if isinstance(stop, dict) else {}
         observations = fields.pop("obs") if isinstance(fields.get("obs"), dict) else {}
         self._arrays.set_text("\n".join(self._named(*item) for item in (*observations.items(), *fields.items())))
-
-    def _action(self, action: Any) -> str:
-        """An action by its label, or else as a number."""
-        if isinstance(action, int) and 0 <= action < len(self.action_labels):
-            return self.action_labels[action]
-        return short(action)
 
     def _named(self, name: str, value: Any) -> str:
         """An array on one line, with the names of its values."""
@@ -145,6 +139,11 @@ class ActionBars:
         for index, ((bar, label), share) in enumerate(zip(self._made, shown, strict=True)):
             label.set_text(f"{'▸' if index == action else ' '}{names[index]:<{width}} {share:6.1%}")
             bar.set_value(round(share, 3))
+
+
+def action_text(action: Any, labels: Sequence[str]) -> str:
+    """An action by its label, or else as a number."""
+    return labels[action] if isinstance(action, int) and 0 <= action < len(labels) else short(action)
 
 
 def fact(name: str) -> ui.label:

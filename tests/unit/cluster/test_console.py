@@ -12,7 +12,7 @@ def test_ticks_come_as_they_were_sent() -> None:
     arrays = {"obs": np.arange(6, dtype=np.float32).reshape(2, 3), "input": np.array([1, 2]), "a/b": np.array(True)}
     ticks = [LiveTick(4, 1.5, 0.25, b'{"x": 1}', b"", arrays, "skipped 2"), LiveTick(5, 2.0, 0.0, b"", b"ok", {}, "")]
     for frame in (None, LiveFrame(4, b"\x89PNG", ""), LiveFrame(5, b"", "it raised")):
-        sent = LiveTicks(ticks, 6, "stop", 7.0, frame)
+        sent = LiveTicks(ticks, b'{"contract": 1}', 6, "stop", 7.0, frame)
         came = unpacked(packed(sent))
         assert came._replace(ticks=[]) == sent._replace(ticks=[])
         for before, after in zip(sent.ticks, came.ticks, strict=True):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from brayx.console.api import create_app
@@ -40,7 +41,7 @@ async def test_rewards_in_the_games_bodies_are_a_curve(tmp_path: Path, tracking_
 async def test_bodies_by_contract_are_shown_as_values(tmp_path: Path, tracking_db: str, encoding: str) -> None:
     contract = {
         "contract": 1,
-        "observations": {"height": {"shape": [2]}},
+        "observations": {"height": {"shape": [2], "labels": ["altitude", "speed"]}},
         "actions": {"thrust": {"kind": "discrete", "size": 2}, "side": {"kind": "continuous", "size": 1}},
         "encoding": encoding,
     }
@@ -48,8 +49,10 @@ async def test_bodies_by_contract_are_shown_as_values(tmp_path: Path, tracking_d
     reply = bodies.encode({"thrust": 1, "side": [0.5]})
     stop = bodies.encode_tick([0.0, -3.0], -2.0, terminated=True, extras={"info": {"why": "crash"}})
     ticks = [
-        Tick(0, 0.0, 0.0, bodies.encode_tick([5.0, 0.0]), reply, {}),
-        Tick(1, 0.0, 0.0, bodies.encode_tick([2.5, -1.0], 0.25), reply, {}, stop=stop),
+        Tick(0, 0.0, 0.0, bodies.encode_tick([5.0, 0.0]), reply, {"obs/height": np.array([5.0, 0.0])}),
+        Tick(
+            1, 0.0, 0.0, bodies.encode_tick([2.5, -1.0], 0.25), reply, {"obs/height": np.array([2.5, -1.0])}, stop=stop
+        ),
     ]
     part = SessionPart("a", "a", 0.0, 0, 2, start=json.dumps(contract), end="terminated")
     Folder(str(tmp_path), 10**9).write([part], columns_of(ticks))
@@ -64,7 +67,8 @@ async def test_bodies_by_contract_are_shown_as_values(tmp_path: Path, tracking_d
     assert shown["ticks"][0]["output"] == {"thrust": 1, "side": [0.5]}
     crash = {"obs": {"height": [0.0, -3.0]}, "reward": -2.0, "terminated": True, "info": {"why": "crash"}}
     assert shown["stop"] == crash
-    assert curves == {"ticks": [0, 1, 2], "curves": {"reward": [0.0, 0.25, -2.0]}}
+    labelled = {"altitude": [5.0, 2.5], "speed": [0.0, -1.0]}
+    assert curves == {"ticks": [0, 1, 2], "curves": {**labelled, "reward": [0.0, 0.25, -2.0]}}
 
 
 async def test_the_stop_is_the_end_of_a_recording(tmp_path: Path, tracking_db: str) -> None:
@@ -102,6 +106,7 @@ async def test_recordings_are_listed_by_pages_and_selected(tmp_path: Path, track
                 1,
                 player=f"main:{number % 2}",
                 version=number // 10,
+                alias="champion" if name == "other" else "",
                 end="stop" if number else "idle",
                 result=float(number) if number else None,
                 events=int(number == 7),
@@ -125,9 +130,11 @@ async def test_recordings_are_listed_by_pages_and_selected(tmp_path: Path, track
         assert (await listed(session="bot-*", limit=7))[0] == 30
         assert await listed(end="idle") == (2, ["other-0", "bot-0"])
         assert await listed(errors=True, session="bot-*") == (1, ["bot-7"])
-        assert (await listed(player="main"))[0] == 50
-        assert (await listed(player="main:1"))[0] == 25
-        assert await listed(version=2, limit=2) == (10, ["bot-29", "bot-28"])
+        assert (await listed(played_by="main"))[0] == 50
+        assert (await listed(played_by="main:1"))[0] == 25
+        assert await listed(played_by="weights 1", limit=2) == (10, ["bot-19", "bot-18"])
+        assert await listed(played_by="champion 1", limit=2) == (10, ["other-19", "other-18"]), "not weights 1"
+        assert (await listed(played_by="main:1, champion 1"))[0] == 5
         assert await listed(min_return=18, max_return=19, limit=2) == (4, ["other-19", "other-18"])
         assert (await listed(min_return=-100))[0] == 48, "two have no return"
         assert (await client.get("/api/recordings", params={"min_return": "many"})).json()["error"] == "bad_request"

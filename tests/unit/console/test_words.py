@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from brayx.console import verdict
-from brayx.console.page import frame, guides, recordings, trials
+from brayx.console.page import frame, guides, league, recording, recordings, trials
 from brayx.console.page.chinese import CHINESE, chinese_line
 from brayx.console.page.words import prefers_chinese
 from brayx.jobs import progress
@@ -34,9 +34,11 @@ def test_every_text_has_a_chinese_one_with_the_same_values() -> None:
     assert len(used) > 40, "they are found"
     used |= {
         *recordings._ENDS.values(),
-        *filter(None, recordings._RESULTS.values()),
+        *filter(None, recording._RESULTS.values()),
         *recordings._WHY.values(),
         *trials._KEYS.values(),
+        *league._ROLES.values(),
+        *league._WORDS,
     }
     assert {*used, *verdict.REASONS, *verdict.ADVICE, *frame.PAGES, *charts.GROUPS.values()} - CHINESE.keys() == set()
     for english, chinese in CHINESE.items():

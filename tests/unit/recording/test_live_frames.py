@@ -27,7 +27,7 @@ def followed(frames: LiveFrames, number: int, board: Any, event: str = "") -> Li
     state = State("s", tick=number)
     state.board = board
     ticks = [(state, {}, b"", b"", 0.0, 0.0, event)]
-    return frames.shown("s", number, NewTicks(ticks, number + 1, "", None)).frame
+    return frames.shown("s", number, NewTicks(ticks, b"", number + 1, "", None)).frame
 
 
 def test_a_session_that_is_followed_is_drawn_at_its_newest_tick(tmp_path: Path, board: Any) -> None:
