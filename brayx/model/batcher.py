@@ -33,8 +33,8 @@ Result = TypeVar("Result")
 
 
 _STEP = 1.05
-"""Each call moves the estimate of the median duration by this factor, up or down. A mean would follow the few calls
-that waited milliseconds for the interpreter's lock or for a core, and send short calls to the thread."""
+"""Each call moves the estimate of the median by this factor, up or down. A mean would follow the few calls that
+allocate memory, or are the first with new weights."""
 
 
 class RowsFailed(Exception):
@@ -65,7 +65,8 @@ class Batcher(Generic[Row, Result]):
         max_wait_s: how long the first row of an incomplete batch waits for more rows while the engine is free.
         max_queue: rows that may wait; more are refused.
         deadline_s: a row without a result after this long fails, whether it waits or runs.
-        inline_below_s: median duration under which a call runs on the event loop; 0 for never.
+        inline_below_s: median duration under which a call runs on the event loop; 0 for never. In the thread its CPU
+            time counts: there a call also waits for the interpreter's lock, and short ones would never come back.
         max_calls: maximum concurrent calls, if ``run`` is a coroutine function.
         count: amount of work in the rows of a call, if a row may contain several observations.
         pad: pads the rows of a call in place up to a size; by default it repeats the last.
@@ -161,13 +162,9 @@ class Batcher(Generic[Row, Result]):
         rows, count = [row], self._count([row])
         if self._pads and count <= self._max_batch_size:
             self._pad(rows, self._max_batch_size)
-        run = self._count(rows)
-        if self._typical_s.get(run.bit_length(), float("inf")) >= self._inline_below_s:
+        if not self._is_short(rows):
             return None
-        started = time.perf_counter()
-        (result,) = self._call_run(rows, key)
-        seconds = time.perf_counter() - started
-        self._took(run, seconds)
+        (result,), seconds = self._timed(rows, key, time.perf_counter)
         if self._on_batch is not None:
             self._on_batch(count, seconds, 0.0)
         done: Result = result
@@ -261,10 +258,7 @@ class Batcher(Generic[Row, Result]):
         rows = [request.row for request in batch]
         if self._pads and self._count(rows) <= self._max_batch_size:
             self._pad(rows, self._max_batch_size)
-        if (
-            not self._run_is_async
-            and self._typical_s.get(self._count(rows).bit_length(), float("inf")) < self._inline_below_s
-        ):
+        if not self._run_is_async and self._is_short(rows):
             self._run_inline(batch, rows)
         else:
             call = self._loop.create_task(self._run_away(batch, rows))
@@ -277,11 +271,11 @@ class Batcher(Generic[Row, Result]):
     def _run_inline(self, batch: list[WaitingRow[Row]], rows: list[Row]) -> None:
         started = time.perf_counter()
         try:
-            results = self._call_run(rows, batch[0].key)
+            results, seconds = self._timed(rows, batch[0].key, time.perf_counter)
         except Exception as error:
             _fail(batch, error)
         else:
-            self._finish(batch, rows, results, started, time.perf_counter() - started)
+            self._finish(batch, rows, results, started, seconds)
         if len(self):
             self._schedule()
 
@@ -294,8 +288,8 @@ class Batcher(Generic[Row, Result]):
             else:
                 if self._executor is None:
                     self._executor = ThreadPoolExecutor(1, thread_name_prefix="brayx-batcher")
-                loop = asyncio.get_running_loop()
-                results, seconds = await loop.run_in_executor(self._executor, self._timed, rows, batch[0].key)
+                loop, call = asyncio.get_running_loop(), (rows, batch[0].key, time.thread_time)
+                results, seconds = await loop.run_in_executor(self._executor, self._timed, *call)
         except Exception as error:
             _fail(batch, error)
         else:
@@ -310,10 +304,23 @@ class Batcher(Generic[Row, Result]):
     def _call_run(self, rows: list[Row], key: Hashable) -> Any:
         return self._run(rows) if key is None else self._run(rows, key)
 
-    def _timed(self, rows: list[Row], key: Hashable) -> tuple[Any, float]:
-        started = time.perf_counter()
+    def _is_short(self, rows: list[Row]) -> bool:
+        """Whether calls like this one belong on the event loop."""
+        return self._typical_s.get(self._count(rows).bit_length(), float("inf")) < self._inline_below_s
+
+    def _timed(self, rows: list[Row], key: Hashable, clock: Callable[[], float]) -> tuple[Any, float]:
+        """The results of a call and its seconds; notes how long it took by ``clock``.
+
+        Calls of 1, 2-3, 4-7, ... rows are alike. The first may take a hundred times as long as the next, so it counts
+        as at most ``inline_below_s``: otherwise as many calls would follow it into the thread.
+        """
+        started, began = time.perf_counter(), clock()
         results = self._call_run(rows, key)
-        return results, time.perf_counter() - started
+        took_s, seconds = clock() - began, time.perf_counter() - started
+        size_class = self._count(rows).bit_length()
+        typical_s = self._typical_s.get(size_class, min(took_s, self._inline_below_s))
+        self._typical_s[size_class] = typical_s * _STEP if took_s > typical_s else typical_s / _STEP
+        return results, seconds
 
     def _finish(
         self, batch: list[WaitingRow[Row]], rows: list[Row], results: Sequence[Result], started: float, seconds: float
@@ -321,7 +328,6 @@ class Batcher(Generic[Row, Result]):
         if len(results) != len(rows):
             _fail(batch, ModelError(f"{len(rows)} rows came back as {len(results)} results"))
             return
-        self._took(self._count(rows), seconds)
         for request, result in zip(batch, results, strict=False):
             if not request.future.done():
                 request.future.set_result(result)
@@ -330,12 +336,6 @@ class Batcher(Generic[Row, Result]):
             waited = self._loop.time() - batch[0].arrived - (time.perf_counter() - started)
             count = self._count([request.row for request in batch])
             self._on_batch(count, seconds, max(0.0, waited))
-
-    def _took(self, count: int, seconds: float) -> None:
-        """Notes how long a call took; those of 1, 2-3, 4-7, ... rows are alike."""
-        size_class = count.bit_length()
-        typical_s = self._typical_s.get(size_class, seconds)
-        self._typical_s[size_class] = typical_s * _STEP if seconds > typical_s else typical_s / _STEP
 
     def _set_deadline_timer(self, deadline: float) -> None:
         """One timer for the earliest deadline: a timer per row would cost more than the rest of `submit`."""

@@ -213,22 +213,26 @@ async def test_a_whole_call_runs_at_once_if_it_is_short_and_nothing_waits(make, 
     assert slow.at_once(1) is None
 
 
-async def test_a_few_delayed_calls_do_not_move_short_ones_to_the_thread(make, monkeypatch):
-    """One call in five takes 50 times as long as the rest, as if it waited for the interpreter's lock."""
-    now, threads = 0.0, []
+@pytest.mark.parametrize("waits_s", [0.0, 5e-3], ids=["an idle machine", "a busy one"])
+async def test_calls_that_compute_shortly_run_on_the_loop(make, monkeypatch, waits_s):
+    """One call in five computes 50 times as long as the rest, the first a hundred times; those in the thread wait."""
+    now, computed, threads = 0.0, 0.0, []
 
     def run(rows):
-        nonlocal now
-        now += 5e-3 if len(threads) % 5 == 0 else 100e-6
+        nonlocal now, computed
+        seconds = (5e-3 if threads else 10e-3) if len(threads) % 5 == 0 else 100e-6
         threads.append(threading.current_thread().name)
+        in_thread = threads[-1].startswith("brayx-batcher")
+        computed, now = computed + seconds, now + seconds + waits_s * in_thread
         return rows
 
     batcher = make(run, inline_below_s=200e-6)
-    monkeypatch.setattr(batcher_module, "time", SimpleNamespace(perf_counter=lambda: now))
+    times = SimpleNamespace(perf_counter=lambda: now, thread_time=lambda: computed)
+    monkeypatch.setattr(batcher_module, "time", times)
     for i in range(500):
         await batcher.submit(i)
     assert threads[0].startswith("brayx-batcher")
-    assert set(threads[300:]) == {threading.current_thread().name}
+    assert set(threads[10:]) == {threading.current_thread().name}
 
 
 async def test_each_batch_size_is_timed_separately(make, engine):
