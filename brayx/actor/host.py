@@ -38,6 +38,9 @@ _DRAIN_CHECK_S = 0.05
 
 T = TypeVar("T")
 
+_freeze_once = functools.cache(gc.freeze)
+"""Exempts all objects from collections; only once in a process, because their garbage is never collected either."""
+
 
 class LocalHost:
     """An actor behind its doors, from `open` to `close`.
@@ -89,8 +92,7 @@ class LocalHost:
         except BaseException:
             self.close(0.0)
             raise
-        if not gc.get_freeze_count():  # once in a process: what is frozen is never collected
-            gc.freeze()  # full collections would look at all modules again and again: a tenth of a tick with a model
+        _freeze_once()  # full collections would look at all modules again and again: a tenth of a tick with a model
 
     @property
     def table(self) -> SessionTable:

@@ -41,8 +41,11 @@ def run(arguments: argparse.Namespace) -> int:
             from brayx.tracking.clerk_process import started_early
 
             stack.enter_context(started_early())
-        from brayx.front import train_job
-        from brayx.jobs.config import JobConfig
+        from brayx.garbage import importing
+
+        with importing("torch"):
+            from brayx.front import train_job
+            from brayx.jobs.config import JobConfig
 
         result = train_job(
             JobConfig.load(arguments.config, arguments.overrides),

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from brayx import systems
 from brayx.children import Channel, Child, ChildDied, RequestFailed
 from brayx.errors import BrayxError, TrackingError
+from brayx.garbage import importing
 from brayx.metrics import BEST_METRIC, Drained, XAxis
 from brayx.tracking import Status, Trial
 from brayx.tracking.options import Options
@@ -302,7 +303,7 @@ def _run_in_background(trial: Trial, pickled: bytes) -> None:
 def main(parent: Channel) -> None:
     """Answers requests until the training process closes its end, as when it dies."""
     systems.lower_priority(_NICE)
-    with contextlib.suppress(Exception):  # the first request fails with it again, and reports it
+    with importing("mlflow"), contextlib.suppress(Exception):  # the first request fails with it again, and reports it
         import_mlflow()  # while the training process imports torch
         import mlflow.store.tracking.sqlalchemy_store  # noqa: F401  # a third of what it takes
     parent.serve(_RequestHandler().answer)
