@@ -25,6 +25,7 @@ from brayx.jobs.training import LOOK_S, JobTraining, Snapshot
 from brayx.jobs.watching import READY_TIMEOUT_S
 from brayx.ports import check_ports
 from brayx.temporary import temporary_files
+from brayx.threads import NativeThread
 from brayx.tracking import Trial, check_writable, tracking_uri
 from brayx.tracking.clerk import Clerk
 
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
     from brayx.model.acting import ActingModel
     from brayx.model.local import LocalModel
 
+_ENGINE_S = 0.5
+"""Maximum time that games wait for the engine after the first weights. Small models need less, large ones seconds."""
 _DOORS_END_S = 2.0
 """Share of a shutdown for sessions, and another of the same length for doors."""
 
@@ -100,6 +103,7 @@ def train_in_process(
         BrayxError: the job could not be started, or its learner failed for good.
     """
     from brayx.local.learner_process import learner_child
+    from brayx.model.build import warm_up
 
     config = job.trainers[only("trainer", job.trainers)]
     name, uri = trial_name or job.trial, check_writable(tracking_uri(tracking or job.tracking.uri))
@@ -127,6 +131,8 @@ def train_in_process(
             check_weights(job, name, uri, clerk.may_resume, clerk.run)
         lobby = stack.enter_context(open_lobby(job)) if job.has_contract else None
         if lobby is not None:
+            # While the games start; the model's own build waits for it.
+            NativeThread(functools.partial(warm_up, job.models[config.model]), "brayx-warm-up").start()
             job = lobby.wait()
             job = job.of_behaviour(parse_contract(job.contract).behaviour)
         if job.contract is not None:
@@ -202,9 +208,9 @@ class _LocalTraining(JobTraining):
             self.urls = self._doors.urls
 
     def wait_for_weights(self) -> None:
-        deadline, learning = time.monotonic() + READY_TIMEOUT_S, self.learning
+        deadline, learning, build = time.monotonic() + READY_TIMEOUT_S, self.learning, None
         if self._main is not None:  # meanwhile, so that games begin with it
-            self._main.build(self.progress.say, functools.partial(self._record_engine, self.config.model))
+            build = self._main.build(self.progress.say, functools.partial(self._record_engine, self.config.model))
         while not all(trainee.learner.ready.wait(LOOK_S) for trainee in learning.trainees.values()):
             self.clerk.check()
             self.progress.update({}, note="waiting for the learner's first weights")
@@ -212,6 +218,8 @@ class _LocalTraining(JobTraining):
                 raise StartupError(f"no weights came within {READY_TIMEOUT_S:g} s; the learner {learning.state()}")
         if not learning.running:
             learning.result()
+        if build is not None:  # while it runs, each tick waits for the interpreter's lock several times
+            build.join(_ENGINE_S)
         if self._league is not None:
             self._league.build_engines(but=self._main)
         for name, champion in self._champions.items():

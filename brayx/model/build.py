@@ -5,6 +5,7 @@ Knows nothing of an algorithm's requirements; the trainer checks those.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -112,6 +113,15 @@ def engine_of(
             weights=weights,
             samples=samples,
         )
+
+
+def warm_up(config: ModelConfig) -> None:
+    """Builds a component's engine for a tiny model: the first export to ONNX takes four times as long as the next."""
+    if config.engine == "onnx":
+        from torch import nn
+
+        with contextlib.suppress(BrayxError):  # the component's own model may fit all the same
+            engine_of(config, nn.Linear(1, 1), (np.zeros((1, 1), np.float32),))
 
 
 def recorded_samples(folder: Path, module: nn.Module, example_args: tuple[NestedArray, ...]) -> list[np.ndarray] | None:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+from brayx.engines import build_engine
 from brayx.errors import BadWeights, ConfigError, ModelError
-from brayx.model.build import build_model, engine_of
+from brayx.model.build import build_model, engine_of, warm_up
 from brayx.model.config import ModelConfig
 
 
@@ -72,6 +73,14 @@ def test_several_threads_can_build_engines_at_once():
     for thread in threads:
         thread.join()
     assert len(built) == 2
+
+
+@pytest.mark.parametrize(("engine", "built"), [("onnx", 1), ("torch", 0)])
+def test_a_warm_up_builds_an_engine_that_is_exported(monkeypatch: pytest.MonkeyPatch, engine: str, built: int) -> None:
+    engines = []
+    monkeypatch.setattr("brayx.model.build.build_engine", lambda *args, **options: engines.append(build_engine(*args)))
+    warm_up(ModelConfig(module="unused", engine=engine))
+    assert len(engines) == built
 
 
 LAZY = """torch.manual_seed(0)
