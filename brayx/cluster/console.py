@@ -297,7 +297,7 @@ def _together(name: str, values: list[float]) -> float:
     metric = METRICS.get(name.partition(".")[0])
     if name in _COUNTS or name in _LEVELS_ADD or (metric is not None and metric.kind is Kind.SUM):
         return sum(values)
-    if name == "seconds" or (metric is not None and metric.kind in (Kind.MAX, Kind.PERCENTILE)):
+    if metric is not None and metric.kind in (Kind.MAX, Kind.PERCENTILE):
         return max(values)
     return sum(values) / len(values)
 

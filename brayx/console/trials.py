@@ -14,6 +14,7 @@ from brayx.console.documents import MAX_POINTS, Document, DoneDocument
 from brayx.console.source import Source
 from brayx.errors import ConfigError, JobNotRunning
 from brayx.metrics.charts import CHARTS
+from brayx.metrics.totals import SECONDS
 from brayx.tracking.mlflow_page import MLFLOW_UI
 from brayx.tracking.trial import flat
 from brayx.tracking.trials import trials as newest_trials
@@ -78,7 +79,7 @@ def routes(source: Source) -> APIRouter:
         job = source.job()
         stoppable = job.get("run_id") if job.get("can_stop") else None
         server = source.uri.rstrip("/") if source.uri.startswith("http") else MLFLOW_UI
-        seconds = {job.get("run_id"): job.get("numbers", {}).get("seconds")}  # newer than MLflow's
+        seconds = {job.get("run_id"): job.get("numbers", {}).get(SECONDS)}  # newer than MLflow's
         shown, can_stop = [], False
         for row in rows:
             can_stop = row.run_id == stoppable or (row.is_child and can_stop)  # children follow their parent

@@ -16,7 +16,7 @@ from brayx.jobs.config import JobConfig, pool_name
 from brayx.jobs.progress import milliseconds, number, standing
 from brayx.logs import one_line
 from brayx.metrics import games_text, significant
-from brayx.metrics.totals import FAILED_IN_WINDOW, GAMES
+from brayx.metrics.totals import FAILED_IN_WINDOW, GAMES, SECONDS
 from brayx.model.build import build_model
 from brayx.tracking import Trial
 from brayx.trainer.config import TrainerConfig
@@ -41,7 +41,8 @@ class TrainResult:
         numbers: the last snapshot of every metric.
         finished: False if it was interrupted; it can be resumed.
         pool_name, version: the registered version; version None if no checkpoint was good enough.
-        seconds: time spent playing and learning, without start and shutdown.
+        seconds: time spent playing and learning by this command, without start and shutdown. ``numbers["seconds"]`` is
+            that of the whole trial, by the learner's clock.
         curve: ``(env steps, mean return of the last 100 games)``.
         outcome: a message that says whether the version is the champion, and if not, why; empty if interrupted. For a
             league, its standings, also if interrupted.
@@ -88,7 +89,7 @@ class TrainResult:
         """The summary for the user; its last line is the reason why training ended."""
         get = self.numbers.get
         state = "finished" if self.finished else "interrupted (the same command resumes it)"
-        took = f"{self.seconds:.0f} s of training, without its start"
+        took = f"{get(SECONDS, 0):.0f} s of training, without its start"
         lines = [
             f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
             f"  {get('env_steps', 0):,.0f} env steps, {get(GAMES, 0):,.0f} games",

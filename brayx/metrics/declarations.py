@@ -135,6 +135,7 @@ METRICS: dict[str, Metric] = {
         Metric("ranks_failed", "ranks", Kind.SUM, "ranks of the learner that died or raised"),
         Metric("update_seconds", "s", Kind.PERCENTILE, "one learner batch, all its epochs"),
         Metric("updates", "batches", Kind.SUM, "learner batches learned from"),
+        Metric("seconds", "s", Kind.MAX, "time in the learner's loop, without starts and interruptions"),
         Metric("policy_version", "versions", Kind.LAST, "newest published weights"),
         Metric("acting_version", "versions", Kind.LAST, "weights that a replica acts with, by model"),
         Metric("lag_versions", "versions", Kind.MEAN, "policy versions published between acting and learning"),

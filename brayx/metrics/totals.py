@@ -55,7 +55,7 @@ FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW = "fragments_in_window", "fragments_lost_in_
 WINDOW_FRAGMENTS = 100
 
 SECONDS = "seconds"
-"""Time since the trial began, without interruptions."""
+"""How long the trial has been trained, by its learner's clock: the one duration of it that is shown anywhere."""
 
 _ERROR = "error"
 _RETURN = "episode_return.last100"
@@ -138,7 +138,6 @@ class Totals:
         if x_axis not in get_args(XAxis):
             raise ConfigError(f"x_axis is {x_axis!r}, expected one of {', '.join(get_args(XAxis))}", key="x_axis")
         self.sums = dict(sums or {})
-        self._seconds_before = self.sums.pop(SECONDS, 0.0)
         self._x_axis = x_axis
         self.own = {name.partition(".")[0] for name in self.sums} - METRICS.keys() - {GAMES}
         self.own_sums: set[str] = set()
@@ -151,7 +150,7 @@ class Totals:
         self._interval = self._recorder()
         self._run = self._recorder()
         self._ticks = 0.0
-        self._latest: dict[str, float] = {}
+        self._latest: dict[str, float] = {SECONDS: self.sums.pop(SECONDS, 0.0)}
         self.notes: dict[str, str] = {}
         self._shapes: dict[tuple[str, str], Bars] = {}
         self._outcomes = deque[float | str](maxlen=WINDOW_GAMES)
@@ -243,7 +242,7 @@ class Totals:
     @property
     def step(self) -> int:
         """The x axis: env steps, updates or seconds since the trial began."""
-        return int(self._seconds() if self._x_axis == SECONDS else self.sums.get(self._x_axis, 0))
+        return int(self._latest[SECONDS] if self._x_axis == SECONDS else self.sums.get(self._x_axis, 0))
 
     def histograms(self) -> dict[str, dict[str, list[float]]]:
         """Bars of every histogram over all samples since this object was created, as `Recorder.histograms`."""
@@ -252,9 +251,6 @@ class Totals:
     def _recorder(self) -> Recorder:
         """A recorder that accepts everything that `_bounded` returns."""
         return Recorder(self._room, max_labels=self._room)
-
-    def _seconds(self) -> float:
-        return self._seconds_before + self._clock() - self._started
 
     def _bounded(self, part: Drained) -> Drained:
         """The part without names that there is no room for, and with counts of the dropped samples."""
@@ -312,7 +308,7 @@ class Totals:
             derived[RATED[name]] = sum(total for _, total in events) / span
         league = [count for name, count in self.sums.items() if name.partition(".")[0] == "league_games"]
         derived[GAMES] = sum(league) if league else self.sums.get(GAMES, 0.0)
-        derived[SECONDS], derived[QUIET_S] = self._seconds(), now - self._stepped
+        derived[QUIET_S] = now - self._stepped
         return derived
 
 

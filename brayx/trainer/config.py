@@ -44,7 +44,7 @@ class TrainerConfig(BaseModel):
     target_return: float | None = None
     """Training ends when the mean return of the last games reaches this; null: never."""
     target_games: Annotated[int, Field(ge=1)] = 20
-    """Games that must be finished before a mean return counts; a resumed trial counts again from 0."""
+    """Games that must be finished before a mean return counts; after a resume as many as the trial had, 100 at most."""
     max_lost_share: Annotated[float, Field(gt=0, le=1)] | None = 0.5
     """Training stops when a larger share than this of the last 100 games, or of the last 100 fragments, is lost to
     errors for 10 s: exceptions in agents, fragments that are refused, game processes that fail. null: never."""

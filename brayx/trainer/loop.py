@@ -26,7 +26,7 @@ from brayx.engines.normalised import observed
 from brayx.engines.torch import module_weights
 from brayx.errors import BrayxError, Diverged, ModelError, first_line
 from brayx.metrics import METRICS, WINDOW_GAMES, Bars, Kind
-from brayx.metrics.totals import RETURN_ERROR
+from brayx.metrics.totals import FAILED_IN_WINDOW, RETURN_ERROR, SECONDS
 from brayx.nets.normaliser import follow, is_fresh
 from brayx.nets.recurrent import state_argument
 from brayx.replay.packing import Batch
@@ -306,7 +306,7 @@ class LearnerLoop:
                 reached = self._reached()
             total, stop = agree(ranks, learned, reached)
             counters.env_steps += total
-            counters.seconds = time.monotonic() - self._began
+            self._clock()
             if stop:
                 return "target_return"
             if counters.env_steps >= self.config.num_steps:
@@ -364,9 +364,15 @@ class LearnerLoop:
         target = self.config.target_return
         return self._score is not None and target is not None and self._score.mean >= target
 
+    def _clock(self) -> None:
+        """Counts the time of the training; rank 0 records it."""
+        self._counters.seconds = time.monotonic() - self._began
+        if self._publisher is not None:
+            self.numbers.add(SECONDS, self._counters.seconds)
+
     def _save_last(self, publisher: Publisher, reason: Reason) -> None:
         counters = self._counters
-        counters.seconds = time.monotonic() - self._began
+        self._clock()
         if counters.updates != self._published_at:  # new weights would make waiting workers collect once more
             self._publish(publisher)
         deadline = time.monotonic() + _LAST_RETURNS_S
@@ -429,6 +435,11 @@ def _version(batch: Batch) -> float:
 
 
 def _score(newest: Mapping[str, float], games: int) -> PolicyScore | None:
-    window, mean = int(newest.get(WINDOW_METRIC, 0)), newest.get(RETURN_METRIC)
-    enough = newest.get(GAMES_METRIC, 0) >= games and window >= min(games, WINDOW_GAMES)
+    """The mean return of the window, once it has enough games; None before.
+
+    After a resume it needs as many as the trial had before: the best of its early means would be a lucky one.
+    """
+    window, mean, total = int(newest.get(WINDOW_METRIC, 0)), newest.get(RETURN_METRIC), newest.get(GAMES_METRIC, 0)
+    refilled = window + newest.get(FAILED_IN_WINDOW, 0) >= min(total - window, WINDOW_GAMES)
+    enough = total >= games and window >= min(games, WINDOW_GAMES) and refilled
     return PolicyScore(mean, window, newest.get(RETURN_ERROR)) if enough and mean is not None else None

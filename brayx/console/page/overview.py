@@ -38,7 +38,7 @@ from brayx.console.page.words import in_words, tr
 from brayx.console.verdict import AHEAD, CLOSE, State, VerdictDocument
 from brayx.jobs.progress import lost_of
 from brayx.metrics import significant
-from brayx.metrics.totals import BEHAVIOUR_RETURN, RETURN_ERROR
+from brayx.metrics.totals import BEHAVIOUR_RETURN, RETURN_ERROR, SECONDS
 
 _STATES: dict[State, tuple[str, str]] = {
     "none": ("No job is running here", "gray"),
@@ -192,7 +192,7 @@ class _Verdict:
             self._colour = colour
         name = " / ".join(filter(None, (job.project, job.trial)))
         is_training = job.mode == "train"
-        up = since(job.numbers.get("seconds", job.up_s) if is_training else job.up_s)
+        up = since(job.numbers.get(SECONDS, 0.0) if is_training else job.up_s)
         ran = tr("training for {time}", time=up) if is_training else tr("serving for {time}", time=up)
         waits = job.waits_for if verdict.state == "starting" else ""
         self._about.set_text(", ".join(filter(None, (name, ran, waits, *_acting(job)))))

@@ -63,10 +63,11 @@ class TestHub:
             recorder.add("gold", 5, kind=Kind.SUM, label="hero:3.side:left")
             recorder.add("hp", 7.0, kind=Kind.HISTOGRAM)
             recorder.add("updates", 1)
+            recorder.add("seconds", 7.5 * round_)
             hub.push(recorder.drain())
             last = hub.close()
             assert (last["gold.hero:3.side:left"], last["updates"]) == (5 * round_, round_)
-            assert last["seconds"] >= trial.metrics()["learner/seconds"] > 0
+            assert last["seconds"] == trial.metrics()["learner/seconds"] == 7.5 * round_
         assert trial.history("game/gold.hero:3.side:left") == [(1, 5.0), (2, 10.0)]
         client = MlflowClient(trial.uri)
         bars = json.loads(Path(client.download_artifacts(trial.run_id, "histograms.json")).read_text())

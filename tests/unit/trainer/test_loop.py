@@ -113,14 +113,27 @@ def test_one_lucky_game_after_a_resume_neither_stops_training_nor_is_best(tmp_pa
     summary, _, _, keeper, _ = run(tmp_path / "few", newest=lucky, target_return=475.0, target_games=300)
     assert (summary.reason, keeper.saved[-1][1]) == ("stream_ended", {})
     assert np.isnan(summary.return_mean)
+    some = {**lucky, "games_in_window": 25}
+    summary, *_ = run(tmp_path / "some", newest=some, target_return=475.0, target_games=20)
+    assert summary.reason == "stream_ended"
+    few = {**some, "games": 50}  # as many as before the resume
+    summary, *_ = run(tmp_path / "as many", newest=few, target_return=475.0, target_games=20)
+    assert summary.reason == "target_return"
+    failing = {**some, "games_failed_in_window": 75}
+    summary, *_ = run(tmp_path / "failing", newest=failing, target_return=475.0, target_games=20)
+    assert summary.reason == "target_return"
     many = {**lucky, "games_in_window": 100}  # no window holds 300
     summary, *_ = run(tmp_path / "many", newest=many, target_return=475.0, target_games=300)
     assert summary.reason == "target_return"
 
 
-def test_updates_are_counted(tmp_path):
-    _, _, numbers, *_ = run(tmp_path, count=5)
+def test_updates_and_seconds_are_counted_also_after_a_resume(tmp_path):
+    summary, _, numbers, keeper, _ = run(tmp_path, count=5)
     assert numbers.samples["updates"] == [1] * 5
+    assert numbers.samples["seconds"] == sorted(numbers.samples["seconds"])
+    assert numbers.samples["seconds"][-1] == summary.seconds
+    _, _, numbers, *_ = run(keeper, count=1)
+    assert numbers.samples["seconds"][0] > summary.seconds
 
 
 def demonstrated(stream):
