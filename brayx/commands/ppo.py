@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import shlex
 import signal
@@ -237,6 +238,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(_line(_summary_of(result, began), trial.run_id), flush=True)
     if result.reason == "stopped":
         resume = "no version is registered; the same command resumes" + " without --new" * chosen["new"]
+        resume += ", with --timesteps 1 it registers the best version so far"
         say(f"brayx: interrupted: {'the evaluation is given up' if outcome else resume}")
     if outcome:
         say(outcome)
@@ -313,7 +315,7 @@ def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrain
                 raise
             registered: Registered = "", ""
             if result.reason != "stopped":
-                registered = _register(clerk, project, result)
+                registered = _register(clerk, project, chosen["env"], result)
             elif result.updates:
                 wait_to_save(clerk.opened, say)
             trial = clerk.close("KILLED" if result.reason == "stopped" else "FINISHED")
@@ -322,14 +324,18 @@ def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrain
     return replace(result, reason="stopped") if stop.is_set() else result, trial, registered
 
 
-def _register(clerk: Clerk, name: str, result: LocalTrainResult) -> Registered:
-    """Registers the best checkpoint, as champion unless the champion has a higher return."""
+def _register(clerk: Clerk, name: str, env: str, result: LocalTrainResult) -> Registered:
+    """Registers the best checkpoint, rated by its evaluation, as champion unless the champion is better."""
     from brayx.engines.torch import describe
     from brayx.jobs.champion import register_trial
+    from brayx.jobs.evaluate import Evaluation
+    from brayx.jobs.rating import rating_tags
 
+    played = None if result.evaluation is None else Evaluation([episode.ret for episode in result.evaluation.episodes])
+    rating = rating_tags(env, played) if played and math.isfinite(played.mean) else None
     try:
         clerk.settle()  # the last checkpoint may be the best
-        version, outcome = clerk.call(register_trial, name, describe(result.module, result.forward_args))
+        version, outcome = clerk.call(register_trial, name, describe(result.module, result.forward_args), rating)
     except TrackingError as error:  # the training has a result all the same
         return "", f"not registered: {error.message}"
     return f"models:/{name}/{version}" if version else "", outcome

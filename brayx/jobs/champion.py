@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from brayx.errors import ModelNotFound
 from brayx.jobs.contracts import BEHAVIOUR_TAG, CONTRACT_TAG, plain_name
-from brayx.metrics import BEST_METRIC, ERROR_OF_BEST, GAMES_OF_BEST, significant
+from brayx.metrics import BEST_METRIC, ERROR_OF_BEST, GAMES_OF_BEST, games_text, significant
 from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.metrics.totals import GAMES
 from brayx.tracking import Checkpoint, PoolEntry, Trial, aliased, find, register
@@ -45,17 +45,29 @@ def best_of(trial: Trial) -> tuple[Checkpoint, Path] | None:
 
 
 def register_best(
-    trial: Trial, best: Checkpoint, name: str, onnx: bytes | None, spec: ModelSpec | None
+    trial: Trial,
+    best: Checkpoint,
+    name: str,
+    onnx: bytes | None,
+    spec: ModelSpec | None,
+    rating: Mapping[str, str] | None = None,
 ) -> tuple[int, str]:
     """Registers a checkpoint; returns its version and a message for the user.
 
-    The message has the checkpoint's env steps and return, and those of the last checkpoint if it is another.
+    The message has the checkpoint's env steps and return, and those of the last checkpoint if it is another. Its return
+    becomes a point of the trial's curve, which otherwise has a point each second.
+
+    Args:
+        rating: tags by `brayx.jobs.rating.rating_tags` of its evaluation; None: it had none.
     """
-    mean, games = significant(best.metrics[BEST_METRIC]), f"{best.metrics.get(GAMES_OF_BEST, math.nan):.0f}"
-    played = f"mean return {mean} over {games} games after {best.step:,} env steps"
-    tags = {"return": mean, "return_games": games, "rating": mean, "env_steps": str(best.step)}
+    mean, games = significant(best.metrics[BEST_METRIC]), best.metrics.get(GAMES_OF_BEST, math.nan)
+    played = f"mean return {mean} over {games_text(games)} after {best.step:,} env steps"
+    tags = {"return": mean, "return_games": f"{games:.0f}", "rating": mean, "env_steps": str(best.step)}
     if ERROR_OF_BEST in best.metrics:
         tags["return_error"] = f"{best.metrics[ERROR_OF_BEST]:.4g}"
+    if rating:
+        tags |= rating
+        played += f", {rating['rating']} over {games_text(float(rating['rating_games']))} of its evaluation"
     tags["project"] = trial.project
     tags |= {name: value for name, value in trial.tags().items() if name in (CONTRACT_TAG, BEHAVIOUR_TAG)}
     if options := _env_options(trial.params()):
@@ -64,21 +76,24 @@ def register_best(
     champion = _champion(name, trial.uri)
     # Rounded like the tags, so that registering the same version again does not lose against itself.
     other = "" if champion is None else _other_game(champion.tags, tags)
-    stays = champion is not None and not other and _number(champion.tags, "return") > _number(tags, "return")
+    # The best of many returns in training is a lucky one: an evaluation says more, if both have had one.
+    by = "rating" if rating and champion is not None and "rating_games" in champion.tags else "return"
+    stays = champion is not None and not other and _number(champion.tags, by) > _number(tags, by)
     alias = None if stays else "champion"
     last = trial.checkpoints()[-1]
     if onnx is not None:
         log_onnx(trial, onnx)
     # Register last, because that moves the alias: after an error there is no new champion.
     new = register(trial, best, name, alias=alias, tags=tags, onnx=onnx, spec=spec, description=about).version
+    _mark(trial, best)
     trial.set_tag(NOTE_TAG, f"{played}: {name} version {new}{'' if stays else ', champion'}")
     if last.step != best.step:
         has = significant(last.metrics[BEST_METRIC]) if BEST_METRIC in last.metrics else "too few games"
         played += f" (the best checkpoint; the last, after {last.step:,}, has {has})"
-    chance = champion is not None and not other and _may_be_chance(champion.tags, tags)
+    chance = champion is not None and not other and _may_be_chance(champion.tags, tags, by)
     if champion is None or not stays:
         if champion is not None and chance:
-            played += f"; version {champion.version}, the champion before, has {champion.tags['return']}: within chance"
+            played += f"; version {champion.version}, the champion before, has {champion.tags[by]}: within chance"
         if champion is not None and other:
             played += (
                 f"; version {champion.version}, the champion before, has {other}, so returns do not compare: "
@@ -87,7 +102,7 @@ def register_best(
         return new, f"champion: {name} version {new}, {played}"
     return new, (
         f"registered as {name} version {new}, {played}; "
-        f"version {champion.version} with {champion.tags['return']} stays champion"
+        f"version {champion.version} with {champion.tags[by]} stays champion"
         f"{', though the difference is within chance' if chance else ''}\n"
         f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
     )
@@ -107,21 +122,43 @@ def _other_game(champion: Mapping[str, str], tags: Mapping[str, str]) -> str:
     return "" if before == now else f"other env_options ({before or 'none'} instead of {now or 'none'})"
 
 
-def _may_be_chance(champion: Mapping[str, str], tags: Mapping[str, str]) -> bool:
-    """Whether the 95 % intervals of two versions' returns overlap; false if one is not known."""
-    between = abs(_number(champion, "return") - _number(tags, "return"))
-    return between <= 1.96 * (_number(champion, "return_error") + _number(tags, "return_error"))
+def _may_be_chance(champion: Mapping[str, str], tags: Mapping[str, str], by: str) -> bool:
+    """Whether the 95 % intervals of two versions' returns or ratings overlap; false if one is not known."""
+    between = abs(_number(champion, by) - _number(tags, by))
+    return between <= 1.96 * (_number(champion, f"{by}_error") + _number(tags, f"{by}_error"))
 
 
-def register_trial(trial: Trial, name: str, spec: ModelSpec | None) -> tuple[int | None, str]:
+def _mark(trial: Trial, best: Checkpoint) -> None:
+    """Adds a checkpoint's return to the trial's curve, at its place on the curve's x axis."""
+    x = next((x for x, steps in trial.history(CHARTS["env_steps"]) if steps >= best.step), None)
+    if x is not None:
+        trial.log_metrics({RETURN_CHART: best.metrics[BEST_METRIC]}, x, best.saved_at_s)
+
+
+def without_champion(trial: Trial, target_games: int | None) -> str:
+    """Why a trial has no champion, and what to do.
+
+    Args:
+        target_games: `TrainerConfig.target_games`; None: not known.
+    """
+    games, failed = (trial.metrics().get(CHARTS[name], 0) for name in (GAMES, "games_failed"))
+    if not games and not failed:
+        return "no champion: no game ended; set a time limit (`env_options.max_episode_steps`), or one in your game"
+    wanted = "" if target_games is None else f" of {target_games}"
+    return (
+        f"no champion: too few games with a return had ended when a checkpoint was saved ({games:,.0f}{wanted}); "
+        "fewer `target_games`, or more steps, give one"
+    )
+
+
+def register_trial(
+    trial: Trial, name: str, spec: ModelSpec | None, rating: Mapping[str, str] | None = None
+) -> tuple[int | None, str]:
     """As `register_best`, of the trial's best checkpoint, without an ONNX file; no version if there is none."""
     best = trial.best_checkpoint(BEST_METRIC)
     if best is None:
-        games = trial.metrics().get(CHARTS[GAMES], 0)
-        if not games:
-            return None, "no champion: no game ended; give the environment a time limit (`max_episode_steps`)"
-        return None, f"no champion: too few games were finished ({games:,.0f}; `--set target_games=` asks for fewer)"
-    return register_best(trial, best, name, None, spec)
+        return None, without_champion(trial, None)
+    return register_best(trial, best, name, None, spec, rating)
 
 
 def behaviour_pool(trial: Trial, several: bool) -> str:

@@ -63,8 +63,13 @@ def rate(name: str, version: int, env_id: str, result: Evaluation, uri: str) -> 
     """
     if result.missing:
         raise ConfigError(f"{result.missing} games did not end: the finished ones alone give no rating")
+    tag(name, version, rating_tags(env_id, result), uri)
+
+
+def rating_tags(env_id: str, result: Evaluation) -> dict[str, str]:
+    """The tags of a version that these games rate, see `rate`."""
     games = str(len(result.returns))
     tags = {"rating": f"{result.mean:g}", "rating_games": games, "rating_env": env_id, "rating_error": ""}
     if len(result.returns) > 1:
         tags["rating_error"] = f"{result.error:.4g}"
-    tag(name, version, tags, uri)
+    return tags

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from brayx.engines.base import check_finite
+from brayx.engines.base import check_finite, load_weights
 from brayx.errors import BadFragment, Diverged
 from brayx.local.demonstrations import Demonstrations
 from brayx.metrics import Drained, Recorder
@@ -49,6 +49,9 @@ class TrialKeeper(Keeper, Protocol):
 
     def check(self) -> None:
         """Raises the keeper's pending error, if any."""
+
+    def best(self) -> Path | None:
+        """Folder of the checkpoint with the best return; None: it is the newest one, or none has a return."""
 
 
 class CurvePoint(NamedTuple):
@@ -206,6 +209,18 @@ class Run:
                 self._first = max(self._first - self.about[_IMITATED], self._demonstrations.rounds)
         self.begin()
         return folder
+
+    def act_as_registered(self) -> None:
+        """Gives the collector the weights and moments of the checkpoint that is registered, if they are not the newest.
+
+        Raises:
+            TrackingError: it cannot be read.
+        """
+        folder = None if self._clerk is None else self._clerk.best()
+        if folder is not None:
+            self.publish(load_weights(folder / "weights.npz"), self.env_steps)
+            if (moments := folder / "normaliser.npz").exists():
+                self._collector.load_state_dict(load_weights(moments))
 
     def goes_on(self) -> bool:
         """Whether more steps are wanted, and nothing stopped the training; raises the clerk's pending error, if any."""

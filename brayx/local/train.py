@@ -30,7 +30,7 @@ from brayx.algorithms.mappo import STATE
 from brayx.algorithms.ppo import PPOConfig
 from brayx.engines.base import ModelSpec
 from brayx.engines.torch import initialise_lazy
-from brayx.errors import ConfigError, EnvironmentFailed
+from brayx.errors import ConfigError, EnvironmentFailed, TrackingError
 from brayx.local.demonstrations import Demonstrations, check_imitates
 from brayx.local.run import CurvePoint, Run, TrialKeeper
 from brayx.local.training import Settled, Training
@@ -76,8 +76,8 @@ class LocalTrainResult:
         forward_args: example arguments of the module.
         normaliser: state of the collector's normalisers.
         curve: one point after each run's updates, from the first finished episode on.
-        evaluation: evaluation of the greedy policy; None if none was requested, it was stopped, or an environment
-            raised.
+        evaluation: evaluation of the greedy policy, with a clerk that of the best checkpoint, which is registered; None
+            if none was requested, it was stopped, or an environment raised.
     """
 
     reason: str
@@ -280,7 +280,7 @@ class LocalTraining:
         normaliser = self.collector.state_dict()
         seconds, evaluation = run.seconds, None
         if training.evaluation_episodes and not self._stop.is_set():
-            evaluation = unless_failed(lambda: self.evaluate(training.evaluation_episodes, stop=self._stop))
+            evaluation = unless_failed(self._evaluate_registered)
         reached = summary.reason == "target_return"
         return LocalTrainResult(
             reason="target_return" if reached else "num_steps" if run.env_steps >= training.num_steps else "stopped",
@@ -298,6 +298,10 @@ class LocalTraining:
             evaluation=None if self._stop.is_set() else evaluation,
             dropped=run.dropped,
         )
+
+    def _evaluate_registered(self) -> PolicyEvaluation:
+        self.run.act_as_registered()
+        return self.evaluate(self.training.evaluation_episodes, stop=self._stop)
 
     def evaluate(self, games: int, *, seed: int | None = None, stop: threading.Event | None = None) -> PolicyEvaluation:
         """Plays greedy games with the newest weights in the training's own environments, in which nothing may play
@@ -343,10 +347,11 @@ def play_evaluation(
 
 
 def unless_failed(play: Callable[[], PolicyEvaluation]) -> PolicyEvaluation | None:
-    """The evaluation that ``play`` returns; None if an environment raises: the trained weights are kept."""
+    """The evaluation that ``play`` returns; None if an environment raises, or the checkpoint cannot be read: the trained
+    weights are kept."""
     try:
         return play()
-    except EnvironmentFailed as error:
+    except (EnvironmentFailed, TrackingError) as error:
         logger.warning("there is no evaluation: %s", error)
         return None
 

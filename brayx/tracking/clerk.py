@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from brayx.errors import TrackingError
-from brayx.metrics import Drained, Recorder, XAxis
+from brayx.metrics import BEST_METRIC, Drained, Recorder, XAxis
 from brayx.tracking import Status, Trial
 from brayx.tracking.clerk_process import SEND_EVERY_S, ClerkProcess, Key
 from brayx.tracking.options import Options
@@ -187,7 +187,7 @@ class Clerk:
     def later(self, function: Callable[..., Any], *args: Any) -> None:
         """As `call`, but does not wait: neither for the trial to open, nor for the end. A failure is logged."""
         self._begun()
-        self._ask("call", function, args).add_done_callback(partial(_log_failure, self._key[-1]))
+        self._ask("call", function, args).add_done_callback(self._log_failure)
 
     def in_background(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """As `call`, in a thread of the process and without the result. Returns the future of the request.
@@ -227,6 +227,12 @@ class Clerk:
         if not self.may_resume:
             return None
         folder: Path | None = self._result(self._ask("latest"), _ANSWER_S)
+        return folder
+
+    def best(self) -> Path | None:
+        """Folder of the checkpoint with the best return; None: it is the newest one, or none has a return."""
+        self.settle()
+        folder: Path | None = self.call(_best_before_newest)
         return folder
 
     def save(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
@@ -308,6 +314,11 @@ class Clerk:
                 self._process.every_second(self._send)
             return self._opened
 
+    def _log_failure(self, done: Future[Any]) -> None:
+        error = done.exception()
+        if error is not None and not self._process.ended:  # what an interrupt gives up is said once, by the job
+            log.warning("something of trial %r is not written: %s", self._key[-1], error)
+
     def _ask(self, verb: str, *arguments: Any) -> Future[Any]:
         return self._process.submit(partial(self._carry_out, verb, *arguments))
 
@@ -372,10 +383,9 @@ class Clerk:
         log.warning("a checkpoint of trial %r is not kept: %s", self._key[-1], error)
 
 
-def _log_failure(trial: str, done: Future[Any]) -> None:
-    error = done.exception()
-    if error is not None:
-        log.warning("something of trial %r is not written: %s", trial, error)
+def _best_before_newest(trial: Trial) -> Path | None:
+    best = trial.best_checkpoint(BEST_METRIC)
+    return None if best is None or best == trial.checkpoints()[-1] else trial.local(best)
 
 
 def may_resume(uri: str, project: str, *names: str) -> bool:

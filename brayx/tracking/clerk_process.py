@@ -83,10 +83,11 @@ class ClerkProcess:
 
     Attributes:
         child: the process.
+        ended: `end` was called.
     """
 
     def __init__(self) -> None:
-        self._ended = False
+        self.ended = False
         self._opened: dict[Key, tuple[Trial, XAxis]] = {}
         self._known: set[Key] = set()
         """Trials that the running process has opened."""
@@ -102,7 +103,7 @@ class ClerkProcess:
         """Calls ``function`` in the thread, after those that came before; it may call `exchange`."""
         future: Future[Any] = Future()
         with self._lock:
-            if self._ended:
+            if self.ended:
                 future.set_exception(TrackingError("MLflow's process was ended"))
             elif self._waiting.qsize() >= _MOST_WAITING:
                 future.set_exception(TrackingError(f"MLflow is slow: {_MOST_WAITING:,} requests wait for it"))
@@ -168,9 +169,9 @@ class ClerkProcess:
     def end(self) -> None:
         """Ends the process, and kills it if that takes too long. Idempotent."""
         with self._lock:
-            if self._ended:
+            if self.ended:
                 return
-            self._ended = True
+            self.ended = True
             self._waiting.put(None)
         self._thread.join(_LEAVE_S)  # it ends the process after what it does now
         self.child.close()

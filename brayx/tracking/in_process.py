@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+from brayx.tracking.hub import totals_of
 from brayx.tracking.trial import Status, Trial
 
 
@@ -39,6 +40,10 @@ class InProcessClerk:
     def trial(self) -> Trial:
         """The trial."""
         return self._trial
+
+    def totals(self) -> dict[str, float]:
+        """The trial's initial sums, see `brayx.tracking.hub.totals_of`."""
+        return totals_of(self._trial) if self.may_resume else {}
 
     def check(self) -> None:
         """Does nothing: the trial is open."""

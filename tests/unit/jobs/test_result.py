@@ -15,11 +15,14 @@ from brayx.cluster.learner import CheckpointKeeper
 from brayx.commands import cli
 from brayx.engines.base import save_weights
 from brayx.errors import ModelNotFound
-from brayx.jobs.champion import behaviour_pool, best_of, champions, register_best, register_trial
+from brayx.jobs.champion import behaviour_pool, best_of, champions, register_best, register_trial, without_champion
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contracts import BEHAVIOUR_TAG, CONTRACT_TAG, plain_name
+from brayx.jobs.evaluate import Evaluation
+from brayx.jobs.rating import rating_tags
 from brayx.jobs.result import TrainResult, end_reason, promote
 from brayx.metrics import ERROR_OF_BEST
+from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.model.build import build_model
 from brayx.tracking import Trial, files_of, find
 from brayx.tracking.clerk import Clerk
@@ -61,7 +64,11 @@ def ended(reason, mean, games):
             "num_steps 1,000,000 reached: fewer than 7 games (`target_games`) were finished",
         ),
         (ended("stream_ended", -3.0, 40), "no more transitions to learn from: mean return -3 over the last 40 games"),
-        (None, "interrupted, so no version is registered; the same command resumes this trial"),
+        (
+            None,
+            "interrupted, so no version is registered; the same command resumes this trial, with --set "
+            "trainer.num_steps=1 it registers the best version so far",
+        ),
     ],
     ids=["target", "steps", "few games", "stream", "interrupted"],
 )  # fmt: skip
@@ -78,6 +85,12 @@ def test_a_league_ends_with_its_standing_instead_of_a_return() -> None:
     assert end_reason(TRAINER, ended("num_steps", 21.5, 40), numbers) == (
         "num_steps 1,000,000 reached: leader main 1312 points, champion version 7, pool 12, 3,400 games"
     )
+    assert end_reason(TRAINER, None, numbers).startswith("interrupted: leader main 1312 points, champion version 7")
+
+
+def test_a_training_that_a_viewer_has_finished_says_so() -> None:
+    line = end_reason(TRAINER, ended("stream_ended", 21.5, 40), {}, on_request=True)
+    assert line == "ended from the console: mean return 21.5 over the last 40 games"
 
 
 UNEXPORTABLE = """
@@ -194,8 +207,9 @@ def test_a_version_is_tagged_with_what_it_is_rated_by(trained, tracking_db):
 @pytest.mark.parametrize(
     ("games", "why"),
     [
-        ({}, "no game ended; give the environment a time limit"),
-        ({"session/games": 7.0}, "too few games were finished (7;"),
+        ({}, "no game ended; set a time limit (`env_options.max_episode_steps`)"),
+        ({"session/games": 7.0}, "too few games with a return had ended when a checkpoint was saved (7)"),
+        ({"session/failed_games": 7.0}, "too few games with a return had ended when a checkpoint was saved (0)"),
     ],
 )
 def test_a_training_without_a_champion_says_what_to_do(tracking_db, games, why):
@@ -211,10 +225,9 @@ def test_without_enough_games_the_summary_says_why_there_is_no_champion(trained,
     assert version is None
     trial = Trial.open("p", "t", tracking_db)
     summary = TrainResult(trial, {}, True, "p", version, 1.0, [], outcome).summary()
-    assert summary.splitlines()[-1] == (
-        "  no champion: fewer than 7 games (`target_games`) with an `episode_return` were seen "
-        "when its checkpoints were saved"
-    )
+    assert summary.splitlines()[-1].startswith("  no champion: no game ended; set a time limit")
+    trial.log_metrics({"session/games": 3.0}, step=1)
+    assert "when a checkpoint was saved (3 of 7); fewer `target_games`" in without_champion(trial, 7)
 
 
 @pytest.mark.parametrize(
@@ -325,6 +338,31 @@ def test_a_difference_of_two_returns_within_chance_is_said(trained):
     assert ", though the difference is within chance\n" in trained(51.0, error=1.0)[1]
     assert "chance" not in trained(58.0, error=1.0)[1]
     assert "chance" not in trained(58.0)[1], "its error is not known"
+
+
+def test_evaluations_choose_the_champion_and_its_return_is_a_point_of_the_curve(tracking_db, tmp_path):
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    save_weights(folder / "weights.npz", {"w": np.ones(2, np.float32)})
+
+    def learned(mean, rating):
+        trial = Trial.open("p", "t", tracking_db, resume=False)
+        trial.log_metrics({RETURN_CHART: 0.9, CHARTS["env_steps"]: 200.0}, 7)
+        trial.save_checkpoint(folder, 100, {"episode_return": mean, "games": 1})
+        tags = None if rating is None else rating_tags("env", Evaluation([rating - 0.1, rating + 0.1]))
+        _, outcome = register_trial(trial, "p", None, tags)
+        return outcome, trial
+
+    outcome, trial = learned(1.5, 0.6)
+    played = "mean return 1.5 over 1 game after 100 env steps, 0.6 over 2 games of its evaluation"
+    assert outcome == f"champion: p version 1, {played}"
+    assert sorted(value for _, value in trial.history(RETURN_CHART)) == [0.9, 1.5]
+    assert {x for x, _ in trial.history(RETURN_CHART)} == {7}
+    tags = find("models:/p/1", tracking_db).tags
+    assert (tags["rating"], tags["rating_games"], tags["return"]) == ("0.6", "2", "1.5")
+    assert learned(1.2, 0.9)[0].startswith("champion: p version 2"), "its evaluation is better"
+    assert "version 2 with 0.9 stays champion" in learned(9.0, 0.5)[0]
+    assert learned(1.3, None)[0].startswith("champion: p version 4"), "only returns compare"
 
 
 def test_a_better_champion_stays_until_the_alias_is_moved(trained, tracking_db):

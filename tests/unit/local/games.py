@@ -63,6 +63,10 @@ class Kept:
     def check(self) -> None:
         """Reports no error."""
 
+    def best(self) -> Path | None:
+        """It keeps no other."""
+        return None
+
     def latest(self) -> Path | None:
         return self.folder if self.folder.exists() else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +18,13 @@ from brayx.algorithms.impala import ImpalaConfig
 from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
 from brayx.algorithms.sac import SACConfig
+from brayx.engines.base import load_weights
+from brayx.engines.torch import module_weights
 from brayx.errors import Diverged, EnvironmentFailed
-from brayx.local.train import train_local
+from brayx.local.train import LocalTraining, train_local
 from brayx.local.training import Training
 from brayx.metrics import Recorder
+from brayx.types import Weights
 from tests.unit.local.games import QUICK, TABLE, Kept, Odd, Right, Shown, written
 from tests.unit.rollout.worlds import Counting
 
@@ -155,6 +159,37 @@ def test_a_stopped_training_goes_on_where_it_was(tmp_path: Path) -> None:
     assert [reason for reason, _ in seen] == ["stopped", "stopped", *["num_steps"] * 3], seen
     assert [steps for _, steps in seen[:2]] == [500, 1000]
     assert 1_200 <= seen[2][1] == seen[3][1] == seen[4][1] <= 1_300
+
+
+def test_the_checkpoint_that_is_registered_is_evaluated(tmp_path: Path) -> None:
+    """With its own moments of observations; the result's module is the newest."""
+    clerk, played = Kept(tmp_path), []
+    training = Training(**QUICK, normalise_obs=True, evaluation_episodes=2, checkpoint_interval=1)
+    save, best = clerk.save, tmp_path / "best"
+
+    def saved(folder: Path, step: int, metrics: Mapping[str, float]) -> None:
+        if not best.exists():
+            shutil.copytree(folder, best)
+        save(folder, step, metrics)
+
+    clerk.save, clerk.best = saved, lambda: best
+    with LocalTraining("CartPole-v1", PPOConfig(), training, clerk=clerk) as running:
+        while running.goes_on():
+            running.iterate()
+        load = running.collector.load
+
+        def loaded(weights: Weights, version: int) -> None:
+            played.append((dict(weights), running.collector.state_dict()))
+            load(weights, version)
+
+        running.collector.load = loaded
+        result = running.result()
+    ((weights, moments),) = played
+    for arrays, name in ((weights, "weights.npz"), (moments, "normaliser.npz")):
+        np.testing.assert_equal(arrays, load_weights(best / name))
+    newest = module_weights(result.module)
+    assert any((newest[name] != weights[name]).any() for name in newest)
+    assert result.evaluation is not None
 
 
 class Starts(CartPoleEnv):

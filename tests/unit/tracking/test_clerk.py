@@ -109,6 +109,7 @@ def test_a_trial_is_saved_interrupted_and_resumed(tmp_path, tracking_db, monkeyp
     again = Clerk("project", "name", uri, Options({}, {"lr": 0.5}))
     try:
         assert int(np.load(again.latest() / "weights.npz")["number"]) == 4
+        assert int(np.load(again.best() / "weights.npz")["number"]) == 0
         again.push(part(env_steps=50))
         assert again.close("FINISHED").run_id == trial.run_id
     finally:
