@@ -318,11 +318,14 @@ class _RayTraining(JobTraining):
         if self.actor:
             self._live = ReplicaSessions(self._names["sessions"])
             live = contextlib.closing(self._live)
-        return console_of_training(self.job, self.uri, facts, live, self.progress.say)
+        return console_of_training(self.job, self.uri, facts, live, self.progress.say, self.finish)
 
     def facts(self) -> dict[str, Any]:
-        """The number of sessions on the replicas that answer: 0 until the first one has started."""
-        return {} if self._live is None else {"sessions": self._live.facts().get("sessions", 0)}
+        """The numbers of sessions on the replicas that answer: 0 until the first one has started."""
+        if self._live is None:
+            return {}
+        facts = self._live.facts()
+        return {name: facts.get(name, 0) for name in ("sessions", "silent")}
 
     def carry_out_requests(self) -> list[str]:
         said: list[str] = []

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from brayx.actor.live import silent
 from brayx.actor.live_ticks import LiveTicks
 from brayx.console.port import ConsolePort
 from brayx.errors import ConfigError, StartupError
@@ -55,16 +56,18 @@ class ConsoleJob:
     """The job's answers to the console: the verbs of `brayx.console.source.Source.ask`, called from a thread.
 
     Attributes:
-        facts: values of `brayx.console.overview.JobDocument`; ``sessions`` may be left out.
+        facts: values of `brayx.console.overview.JobDocument`; ``sessions`` may be left out, with ``silent``.
         live: the job's sessions; None: it has no door.
         set_share: sets a canary's share; None: no alias is followed.
         can_stop: whether the console may interrupt the job.
+        finish: ends the training, and registers its best version; None: the job trains nothing.
     """
 
     facts: Callable[[], dict[str, Any]]
     live: Live | None = None
     set_share: Callable[[str, float], None] | None = None
     can_stop: bool = False
+    finish: Callable[[], None] | None = None
     began: float = field(default_factory=time.monotonic)
 
     def answer(self, verb: str, *arguments: Any) -> Any:
@@ -74,6 +77,8 @@ class ConsoleJob:
         if verb == "stop" and self.can_stop:
             os.kill(os.getpid(), signal.SIGINT)  # what Ctrl-C does: the trial can be resumed
             return None
+        if verb == "finish" and self.finish is not None:
+            return self.finish()
         if verb == "set_share":
             if self.set_share is None:
                 raise ConfigError("this job serves no model by an alias, so none has a canary")
@@ -88,7 +93,8 @@ class ConsoleJob:
         now = {"up_s": time.monotonic() - self.began, "can_stop": self.can_stop, "command": _command()}
         facts = {"running": True, **now, **self.facts()}
         if self.live is not None and "sessions" not in facts:
-            facts["sessions"] = len(self.live.sessions())
+            rows = self.live.sessions()
+            facts |= {"sessions": len(rows), "silent": silent(rows)}
         return facts
 
 
@@ -176,18 +182,20 @@ def console_of_training(
     facts: Callable[[], dict[str, Any]],
     live: contextlib.AbstractContextManager[Live | None],
     say: Callable[[str], None],
+    finish: Callable[[], None],
 ) -> Iterator[str]:
     """The console of a training, which it may stop if it runs in the main thread; gives its URL, as `open_console`.
 
     Args:
-        facts: as for `ConsoleJob`.
+        facts, finish: as for `ConsoleJob`.
         live: gives the running sessions while the console is open.
         job, uri, say: as for `open_console`.
     """
     from brayx.tracking import tracking_uri
 
     with live as sessions:
-        parts = ConsoleJob(facts, sessions, can_stop=threading.current_thread() is threading.main_thread())
+        can_stop = threading.current_thread() is threading.main_thread()
+        parts = ConsoleJob(facts, sessions, can_stop=can_stop, finish=finish)
         with open_console(job, uri, parts, say) as url:
             try:
                 yield url

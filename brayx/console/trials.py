@@ -42,6 +42,8 @@ class TrialDocument(Document):
     seconds: float | None = None
     """How long it has trained, without interruptions."""
     champion: str
+    note: str = ""
+    """What it registered, or the error that ended it."""
     is_child: bool
     began_s: float = 0.0
     ended_s: float | None = None
@@ -108,10 +110,16 @@ def routes(source: Source) -> APIRouter:
         return dict(flat(trial.options())) or trial.params()
 
     @router.post("/{run_id}/stop")
-    def stop(run_id: str) -> DoneDocument:
-        """Interrupts the job's training as Ctrl-C does: it saves a last checkpoint; the same command resumes it."""
+    def stop(run_id: str, register: bool = False) -> DoneDocument:
+        """Interrupts the job's training as Ctrl-C does: it saves a last checkpoint; the same command resumes it.
+
+        With ``register`` the training is finished instead, and its best version registered.
+        """
         if run_id != source.job().get("run_id"):
             raise JobNotRunning(f"trial {run_id!r} is not the one that this console's job trains")
+        if register:
+            source.ask("finish")
+            return DoneDocument(done="the trial is being finished, and its best version registered")
         source.ask("stop")
         return DoneDocument(
             done="the trial is being stopped: it saves a last checkpoint, and the same command resumes it"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from brayx.errors import BrayxError, ModelError, ModelNotFound
-from brayx.jobs.champion import best_of, register_best
+from brayx.jobs.champion import best_of, register_best, without_champion
 from brayx.jobs.config import JobConfig, pool_name
 from brayx.jobs.progress import milliseconds, number, standing
 from brayx.logs import one_line
@@ -121,7 +121,14 @@ class TrainResult:
         return [*rollouts, *([door] if ticks else [])]
 
 
-def end_reason(config: TrainerConfig, learned: TrainingSummary | None, numbers: Mapping[str, float]) -> str:
+def end_reason(
+    config: TrainerConfig,
+    learned: TrainingSummary | None,
+    numbers: Mapping[str, float],
+    *,
+    trainer: str = "trainer",
+    on_request: bool = False,
+) -> str:
     """One line on why a training ended, with the return and the number of games of its last checkpoint; of a league,
     with its standing.
 
@@ -132,9 +139,14 @@ def end_reason(config: TrainerConfig, learned: TrainingSummary | None, numbers: 
         config: options of the trainer.
         learned: the learner's summary; None: it was interrupted, and the same command resumes it.
         numbers: the last numbers of the training.
+        trainer: name of the component.
+        on_request: a viewer of the console has ended it.
     """
+    if learned is None and standing(numbers):
+        return f"interrupted: {standing(numbers)}; the same command resumes this trial"
     if learned is None:
-        return "interrupted, so no version is registered; the same command resumes this trial"
+        register = f"with --set {trainer}.num_steps=1 it registers the best version so far"
+        return f"interrupted, so no version is registered; the same command resumes this trial, {register}"
     over = f"over the last {games_text(learned.return_games)}"
     few = f"fewer than {config.target_games} games (`target_games`) were finished"
     played = f"mean return {significant(learned.return_mean)} {over}" if learned.return_games else few
@@ -143,7 +155,7 @@ def end_reason(config: TrainerConfig, learned: TrainingSummary | None, numbers: 
         return f"target_return {config.target_return:g} reached {over}: mean return {significant(learned.return_mean)}"
     if learned.reason == "num_steps":
         return f"num_steps {config.num_steps:,} reached: {played}"
-    return f"no more transitions to learn from: {played}"
+    return f"{'ended from the console' if on_request else 'no more transitions to learn from'}: {played}"
 
 
 def keep_recordings(
@@ -200,8 +212,7 @@ def promote(
     if best_checkpoint is None:
         if job.sources and not (job.actors or job.rollouts):
             return None, "not registered: nothing played, so no checkpoint has a return; `runs:/TRIAL` names the newest"
-        few = f"fewer than {config.target_games} games (`target_games`) with an `episode_return`"
-        return None, f"no champion: {few} were seen when its checkpoints were saved"
+        return None, call(without_champion, config.target_games)
     best, folder = best_checkpoint
     module, example = build_model(job.folder, job.models[model].module, model, job.as_dict())
     module = with_weights(module, load_weights(folder / "weights.npz"))

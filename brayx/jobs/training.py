@@ -11,6 +11,7 @@ from __future__ import annotations
 import abc
 import contextlib
 import functools
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from brayx.jobs.watching import Watch, Watched, WatchedGamecores, last_of
 from brayx.logs import one_line
 from brayx.shutdown import INTERRUPTED_S, Deadline, JobPart, running_parts, wait_to_save
 from brayx.tracking import Trial
+from brayx.tracking.mlflow_page import NOTE_TAG
 
 if TYPE_CHECKING:
     from brayx.jobs.trainee import Trainees
@@ -110,7 +112,7 @@ class JobTraining(abc.ABC):
 
     def __post_init__(self) -> None:
         self.config = config = self.job.trainers[only("trainer", self.job.trainers)]
-        self._resumed = self.clerk.may_resume and self.clerk.trial().resumed
+        self._resumed = bool(self.clerk.totals().get("updates"))
         self.progress = Progress(
             f"{self.job.project} / {self.name}{' (resumed)' * self._resumed}",
             num_steps=config.num_steps,
@@ -123,6 +125,7 @@ class JobTraining(abc.ABC):
         self.urls: Mapping[str, str] = {}
         self.end = Deadline(_END_S)
         self.finished = self._has_begun = False
+        self._finishing = threading.Event()
         self._keep = functools.partial(keep_recordings, self.job, time.time(), self.progress.say, self.clerk.call)
 
     @abc.abstractmethod
@@ -168,6 +171,10 @@ class JobTraining(abc.ABC):
 
     def end_waits(self) -> None:  # noqa: B027  # most hosts need not
         """Ends this process's waits for room in a buffer, which end with the buffer otherwise."""
+
+    def finish(self) -> None:
+        """Ends the training as if it had all its steps; may be called from any thread."""
+        self._finishing.set()
 
     def run(self) -> TrainResult:
         """Trains; returns the result.
@@ -217,7 +224,8 @@ class JobTraining(abc.ABC):
                 trial_note = (
                     "the same command resumes this trial" if self.clerk.opened() else "MLflow is still starting"
                 )
-                say(f"interrupted{learner_note}; {trial_note}")
+                if self._has_begun or self.clerk.opened():  # otherwise the error's note says all
+                    say(f"interrupted{learner_note}; {trial_note}")
                 self._stop_learner()
                 if not self._has_opened():
                     error.add_note("before MLflow had started: nothing is kept")
@@ -249,6 +257,9 @@ class JobTraining(abc.ABC):
         given = self.progress, learning, games, self.rollouts, steps, share, must_connect
         watch = Watch(*given, by_hand=by_hand, resumed=self._resumed)
         while not learning.wait(LOOK_S):
+            if self._finishing.is_set():
+                learning.stop()
+                return
             self.clerk.check()
             for error in (*sources.errors, *(rollout.error for rollout in self.rollouts)):
                 if error is not None:
@@ -292,7 +303,13 @@ class JobTraining(abc.ABC):
             reason="" if summary is None else summary.reason,
             began=began,
             errors=tuple(error_lines(numbers, notes)),
-            ended=end_reason(config, summary, numbers),
+            ended=end_reason(
+                config,
+                summary,
+                numbers,
+                trainer=only("trainer", self.job.trainers),
+                on_request=self._finishing.is_set(),
+            ),
         )
 
     def _keep_after_error(self, _: object, error: BaseException | None, __: object) -> None:
@@ -350,9 +367,14 @@ class JobTraining(abc.ABC):
 
     def _mark_unfinished(self, error: BaseException | None) -> None:
         """Records in MLflow that an error or Ctrl-C ended the trial, if the trial exists by now."""
-        if error is not None and self.clerk.opened():
-            with contextlib.suppress(BrayxError):  # the error itself says more
-                self.clerk.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        if error is None or not self.clerk.opened():
+            return
+        has_failed = not isinstance(error, KeyboardInterrupt)
+        with contextlib.suppress(BrayxError):  # the error itself says more
+            if has_failed:
+                self.clerk.call(Trial.set_tag, NOTE_TAG, one_line(str(error)))
+        with contextlib.suppress(BrayxError):
+            self.clerk.close("FAILED" if has_failed else "KILLED")
 
 
 def _batch_steps(job: JobConfig, config: TrainerConfig) -> int:

@@ -14,7 +14,7 @@ from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.metrics.totals import GAMES_IN_WINDOW, RETURN_ERROR, SECONDS
 from brayx.tables import aligned
 from brayx.tracking.finding import newest_runs
-from brayx.tracking.mlflow_page import page_of
+from brayx.tracking.mlflow_page import NOTE_TAG, page_of
 from brayx.tracking.owner import owner_is_gone
 from brayx.tracking.store import client_of, telling
 from brayx.tracking.trial import PARENT_TAG
@@ -44,6 +44,7 @@ class TrialRow:
         began_s, ended_s: Unix times; None: it has not ended.
         points: points of a league's player, or of the league's leader; None: it is of no league.
         seconds: how long it has trained, without interruptions; None: not written.
+        note: what it registered, or the error that ended it; empty: neither.
     """
 
     project: str
@@ -62,6 +63,7 @@ class TrialRow:
     project_page: str = ""
     points: float | None = None
     seconds: float | None = None
+    note: str = ""
 
 
 def trials(uri: str, project: str = "") -> list[TrialRow]:
@@ -102,6 +104,7 @@ def trials(uri: str, project: str = "") -> list[TrialRow]:
             page_of(run.info.experiment_id),
             max(points[run.info.run_id].values(), default=_points_in_parent(run, points)),
             run.data.metrics.get(CHARTS[SECONDS]),
+            run.data.tags.get(NOTE_TAG, "") if run.info.status in ("FINISHED", "FAILED") else "",
         )
         for run, is_child in _below_parents(runs)
     ]

@@ -256,6 +256,7 @@ class LearnerLoop:
             self._publish(self._publisher)
             self.numbers.add("policy_version", counters.policy_version)
         self._published_at, self._version_at_start = counters.updates, counters.policy_version
+        self._saved = restored is not None
         return restored is not None
 
     def _write(self, folder: Path, said: Mapping[str, Any]) -> None:
@@ -279,6 +280,8 @@ class LearnerLoop:
 
     def _until_end(self, stream: Iterator[Ready]) -> Reason:
         counters, ranks, evaluation = self._counters, self._ranks, self._evaluation
+        if counters.env_steps >= self.config.num_steps:  # a trial that is resumed only to be finished
+            return "num_steps"
         waiting_since = time.monotonic()
         while True:
             requested = time.time()
@@ -340,6 +343,7 @@ class LearnerLoop:
             if not first:
                 self._follow(ready)
             self._counters.updates += 1
+            self._saved = False
             self._learned_from = ready.batch
             learned = int(ready.batch["mask"].sum()) if algorithm.counts else 0
         if self.feedback is not None and algorithm.priorities is not None:
@@ -372,6 +376,8 @@ class LearnerLoop:
 
     def _save_last(self, publisher: Publisher, reason: Reason) -> None:
         counters = self._counters
+        if self._saved:  # without an update since the checkpoint, whose return would be lost with it
+            return
         self._clock()
         if counters.updates != self._published_at:  # new weights would make waiting workers collect once more
             self._publish(publisher)
@@ -418,7 +424,7 @@ def _refuse_divergence(measured: Mapping[str, float], ready: Ready, module: nn.M
         f"; the batch's rewards reach {largest:.3g}, which losses square: expected small rewards, by normalise_reward, "
         "reward_clip or another unit in the environment"
         if largest > _LARGE_REWARD
-        else ""
+        else "; lower learning_rate, and run the same command again: it continues from the last checkpoint"
     )
     raise Diverged(
         f"training diverged at update {updates + 1}: {bad[0]} is {losses[bad[0]]}{why}"

@@ -532,10 +532,10 @@ async def test_a_store_without_a_job_can_be_looked_at(tmp_path: Path) -> None:
 
 
 @pytest.mark.cluster
-def test_a_training_is_watched_and_stopped(tmp_path: Path) -> None:
+def test_a_training_is_watched_and_finished(tmp_path: Path) -> None:
     job_folder(tmp_path)
-    options = setting(*FREE_PORTS, "console_port=0", "trainer.num_steps=1000000", "trainer.target_return=null")
-    with command(tmp_path, "train", "cartpole.yaml", *options) as training:
+    steps = ("trainer.num_steps=1000000", "trainer.target_return=null", "trainer.target_games=1")
+    with command(tmp_path, "train", "cartpole.yaml", *setting(*FREE_PORTS, "console_port=0", *steps)) as training:
         training.until(training.says("plays at tcp://"), "games play")
         console = Console(_url(training))
         until(lambda: console.get("/api/job")["numbers"].get("updates", 0) > 1, "it learns", WAIT_S)
@@ -545,9 +545,10 @@ def test_a_training_is_watched_and_stopped(tmp_path: Path) -> None:
         (trial,) = [trial for trial in console.get("/api/trials") if trial["can_stop"]]
         until(lambda: console.get(f"/api/trials/{trial['run_id']}")["curves"], "it has curves", WAIT_S)
         assert console.refusal("POST", "/api/trials/other/stop") == (404, "job_not_running")
-        console.post(f"/api/trials/{trial['run_id']}/stop")
-        assert training.ended() == 130
-        assert "interrupted (the same command resumes it)" in training.out
+        console.post(f"/api/trials/{trial['run_id']}/stop?register=true")
+        assert training.ended() == 0
+        assert "champion: cartpole version 1" in training.out
+        assert "ended from the console: mean return" in training.out
         assert training.processes() == []
 
 

@@ -99,6 +99,8 @@ BROWSER_S = 10.0
 """Time for an answer of the browser."""
 RESPONSE_S = 60.0
 """Time for making a page, before the browser gets an error instead; NiceGUI's 3 s are too few on a busy machine."""
+_HOW = {"training": "in training, actions sampled", "evaluation": "as evaluated", "service": "as served"}
+"""Words for `ResultDocument.how`."""
 _FIRST_S = 0.4
 """Time that a page's first document may take; after that, the page is shown without it."""
 
@@ -223,7 +225,7 @@ class Panel(Generic[T]):
 
 
 async def control(work: Awaitable[T], done: Callable[[T], str]) -> bool:
-    """Runs a button's action and shows the outcome; returns whether it succeeded."""
+    """Runs a button's action and shows the outcome, unless ``done`` has no words; returns whether it succeeded."""
     client = ui.context.client  # a refresh may delete the button before the answer comes
     try:
         result = await work
@@ -231,20 +233,23 @@ async def control(work: Awaitable[T], done: Callable[[T], str]) -> bool:
         with client:
             ui.notify(sentence(error.message), type="negative", multi_line=True, close_button=True, timeout=0)
         return False
-    with client:
-        ui.notify(done(result), type="positive", multi_line=True)
+    if words := done(result):
+        with client:
+            ui.notify(words, type="positive", multi_line=True)
     return True
 
 
-async def confirmed(question: str, verb: str, colour: str = "negative") -> bool:
-    """Asks the viewer to confirm, by a button of this colour; False: cancelled, or the page is gone."""
+async def confirmed(question: str, *verbs: str, colour: str = "negative") -> str:
+    """Asks the viewer to confirm, by a button for each verb; returns the chosen verb; empty: cancelled, or the page is
+    gone."""
     # Outside the panel of the button: a refresh recreates the panel's elements, which would close the dialog.
     with ui.context.client.content, ui.dialog() as dialog, ui.card():
         ui.label(question).classes("whitespace-pre-wrap")
         with ui.row().classes("w-full justify-end"):
-            ui.button(tr("Cancel"), on_click=lambda: dialog.submit(False)).props("flat")
-            ui.button(verb, on_click=lambda: dialog.submit(True)).props(f"color={colour}")
-    answer = bool(await dialog)
+            ui.button(tr("Cancel"), on_click=lambda: dialog.submit("")).props("flat")
+            for verb in verbs:
+                ui.button(verb, on_click=lambda verb=verb: dialog.submit(verb)).props(f"color={colour}")
+    answer = await dialog or ""
     if not dialog.is_deleted:
         dialog.delete()
     return answer
@@ -292,12 +297,17 @@ def result_text(result: ResultDocument | None, *, named: bool = True) -> str:
     if result is None:
         return "-"
     text = plus_minus(result.mean, result.error)
-    return with_games(tr("return {value}", value=text) if named else text, result.games)
+    if not named:
+        return with_games(text, result.games)
+    how = _HOW.get(result.how)
+    return with_games(tr("return {value}", value=text), result.games) + (f", {tr(how)}" if how else "")
 
 
 def with_games(text: str, games: float | None) -> str:
     """A result with its number of games, if that is known."""
-    return text if games is None else f"{text} {tr('of {games} games', games=number(games))}"
+    if games is None:
+        return text
+    return f"{text} {tr('of 1 game') if games == 1 else tr('of {games} games', games=number(games))}"
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -83,7 +83,7 @@ class AliasMoves:
         await self._move(self._model.before, "champion", tr("Roll back"), "roll-back", None)
 
     async def _move(self, version: int, alias: str, verb: str, call: str, body: Any) -> None:
-        if await confirmed("\n".join(await self._lines(version, alias)), verb, "primary"):
+        if await confirmed("\n".join(await self._lines(version, alias)), verb, colour="primary"):
             await control(self._caller.post(MoveDocument, f"/api/models/{self._model.name}/{call}", body), moved)
 
     async def _lines(self, version: int, alias: str) -> list[str]:

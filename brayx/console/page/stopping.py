@@ -14,7 +14,7 @@ from brayx.console.page.words import tr
 
 
 class StopButton(ui.button):
-    """Stops the job's training once the viewer has confirmed it."""
+    """Stops the job's training once the viewer has confirmed it, or finishes it and registers its best version."""
 
     def __init__(self, caller: ApiCaller) -> None:
         super().__init__(tr("Stop training"), icon="stop", on_click=self._stop)
@@ -23,24 +23,29 @@ class StopButton(ui.button):
 
     async def _stop(self) -> None:
         question = tr("Stop this training? It saves a last checkpoint, and the same command resumes it.")
-        if not await confirmed(question, tr("Stop it")):
+        finish = tr("Finish: register the best version")
+        chosen = await confirmed(question, tr("Stop it"), finish)
+        if not chosen:
             return
         until_end(self, tr("Stopped."))
         job: JobDocument = await self._caller.get(JobDocument, "/api/job")
+        overview: OverviewDocument = await self._caller.get(OverviewDocument, "/api/job/overview")
         # The browser gets its last words first, since the console may end before anything else reaches it.
-        last = json.dumps(await _last_words(self._caller, job))
+        last = json.dumps(_last_words(job, overview, finishes=chosen == finish))
         await ui.run_javascript(f"window.brayxEnd = {last}", timeout=BROWSER_S)
-        call = self._caller.post(DoneDocument, f"/api/trials/{job.run_id}/stop")
-        if await control(call, lambda _: tr("It is stopping …")):
+        register = str(chosen == finish).lower()
+        call = self._caller.post(DoneDocument, f"/api/trials/{job.run_id}/stop?register={register}")
+        if await control(call, lambda _: ""):  # the page's last words say it
             self.disable()
             self.set_text(tr("It is stopping …"))
         else:
             ui.run_javascript("window.brayxEnd = ''")
 
 
-async def _last_words(caller: ApiCaller, job: JobDocument) -> str:
-    """What the page says once the training has stopped."""
-    overview: OverviewDocument = await caller.get(OverviewDocument, "/api/job/overview")
+def _last_words(job: JobDocument, overview: OverviewDocument, *, finishes: bool = False) -> str:
+    """What the page says once the training has stopped, or finished."""
+    if finishes:
+        return tr("Finished. Its best version is registered; `brayx console` shows it.")
     champion = overview.champion
     crowned = "" if job.league else tr("This training has registered no version.")  # a league registers as it trains
     if champion is not None:

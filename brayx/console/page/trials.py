@@ -216,7 +216,7 @@ class _Trial:
         self._title.set_text(self._run_id if trial is None else f"{trial.project} / {trial.name}: {tr(trial.status)}")
         if trial is not None and trial.can_stop:
             until_end(self._title, f"{trial.project} / {trial.name}: {tr('ended')}")
-        self._about.set_text("" if trial is None else trial.champion)
+        self._about.set_text("" if trial is None else trial.note or trial.champion)
         for link, page in ((self._mlflow, trial and trial.page), (self._table, trial and trial.project_page)):
             link.set_visibility(bool(page))
             link.props["href"] = page or ""
@@ -333,7 +333,8 @@ def _value_at(place: int) -> Callable[[_Setting], str]:
 
 
 def differing(settings: Mapping[str, Mapping[str, str]]) -> list[_Setting]:
-    """The settings that are not the same in all trials, by name."""
-    names = sorted({name for of_trial in settings.values() for name in of_trial})
-    rows = [_Setting(name, tuple(of_trial.get(name, "-") for of_trial in settings.values())) for name in names]
+    """The settings that are not the same in all trials, by name; ports last."""
+    names = {name for of_trial in settings.values() for name in of_trial}
+    ordered = sorted(names, key=lambda name: (name.endswith("port"), name))  # ports differ always, and matter least
+    rows = [_Setting(name, tuple(of_trial.get(name, "-") for of_trial in settings.values())) for name in ordered]
     return [row for row in rows if len(set(row.values)) > 1]

@@ -93,3 +93,8 @@ async def test_a_trial_has_its_dates_and_settings(tracking_db: str) -> None:
         (finished,) = (await client.get("/api/trials")).json()
     assert running["ended_s"] is None
     assert finished["ended_s"] >= finished["began_s"] == running["began_s"] > 0
+
+
+def test_ports_are_the_last_settings_that_differ() -> None:
+    settings = {"a": {"console_port": "1", "seed": "0", "same": "x"}, "b": {"console_port": "2", "same": "x"}}
+    assert differing(settings) == [("seed", ("0", "-")), ("console_port", ("1", "2"))]

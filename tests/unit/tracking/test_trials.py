@@ -8,6 +8,7 @@ import socket
 from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.metrics.totals import GAMES_IN_WINDOW
 from brayx.tracking import Trial
+from brayx.tracking.mlflow_page import NOTE_TAG
 from brayx.tracking.trials import table, trials
 
 ENDED = 2**22 + 1
@@ -45,12 +46,17 @@ def test_children_are_below_their_parent_by_name(tracking_db: str) -> None:
     for player in ("main", "exploiter"):
         Trial.open("p", player, tracking_db, parent=league)
     league.log_metrics({"league/points.main": 1500.5, "league/points.random": 900.0, "learner/seconds": 61.5}, 10)
-    Trial.open("p", "later", tracking_db)
+    later = Trial.open("p", "later", tracking_db)
     rows = trials(tracking_db)
     assert [(row.name, row.is_child) for row in rows] == [
         ("later", False), ("league", False), ("exploiter", True), ("main", True),
     ]  # fmt: skip
     assert [row.points for row in rows] == [None, 1500.5, None, 1500.5]
     assert [row.seconds for row in rows] == [None, 61.5, None, None]
+    assert [row.note for row in rows] == [""] * 4
+    later.set_tag(NOTE_TAG, "obs[2] is nan")
+    for status, note in (("FAILED", "obs[2] is nan"), ("KILLED", "")):
+        later.finish(status)
+        assert trials(tracking_db)[0].note == note
     lines = [line.split("running")[0].rstrip() for line in table(rows).splitlines()[1:]]
     assert [line[len("project  ") :] for line in lines] == ["later", "league", "  exploiter", "  main"]

@@ -127,6 +127,16 @@ def test_one_lucky_game_after_a_resume_neither_stops_training_nor_is_best(tmp_pa
     assert summary.reason == "target_return"
 
 
+def test_a_trial_that_is_resumed_to_be_finished_learns_nothing_and_keeps_its_last_return(tmp_path):
+    good = {"episode_return.last100": 21.0, "games": 20, "games_in_window": 20}
+    *_, keeper, _ = run(tmp_path, count=3, newest=good)
+    saved, stream = list(keeper.saved), batches(2)
+    summary, *_ = run(keeper, stream=stream, num_steps=1)
+    assert (summary.reason, summary.updates, len(list(stream))) == ("num_steps", 3, 2)
+    run(keeper, count=0)  # interrupted before its first update
+    assert keeper.saved == saved
+
+
 def test_updates_and_seconds_are_counted_also_after_a_resume(tmp_path):
     summary, _, numbers, keeper, _ = run(tmp_path, count=5)
     assert numbers.samples["updates"] == [1] * 5
