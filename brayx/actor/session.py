@@ -458,7 +458,9 @@ class Session:
         if not isinstance(error, BrayxError):
             reply(SessionLost(f"session {self.id!r} was ended here: drained", reason="drained"))
             raise error
-        if not isinstance(error, BadBody):
+        if isinstance(error, BadBody):
+            error.add_note(f"session {self.id}")
+        else:
             self.end("error")
         reply(error)
 

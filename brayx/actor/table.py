@@ -116,7 +116,10 @@ class SessionTable(Service):
 
     def refused(self, error: BrayxError) -> None:
         """See `Service.refused`."""
-        note = one_line(error.message) if isinstance(error, ProtocolError) else ""  # others are counted where they come
+        note = ""
+        if isinstance(error, ProtocolError):  # others are counted where they come
+            where = "".join(f" ({line})" for line in getattr(error, "__notes__", []))
+            note = one_line(error.message + where)
         self.recorder.add("requests_refused", 1.0, label=error.code, note=note[:MAX_NOTE])
 
     def holder(self, on_end: Callable[[str], None], address: str = "") -> Holder:

@@ -188,6 +188,14 @@ class Losses:
         self._max_share = 1.0 if max_share is None else max_share
         self._clock = clock
         self._since: float | None = None
+        self._hinted = False
+
+    def hint(self, numbers: Mapping[str, float]) -> str:
+        """When the training will end, once too large a share is lost; empty otherwise."""
+        if self._hinted or not any(lost > max(1.0, self._max_share * total) for _, lost, total in lost_of(numbers)):
+            return ""
+        self._hinted = True
+        return f"the training ends if this goes on until {_FEW} are lost, and for {_LOST_S:g} s"
 
     def is_over(self, numbers: Mapping[str, float]) -> bool:
         """Whether to give up, by the hub's newest numbers."""
@@ -201,7 +209,8 @@ class Losses:
     def verdict(self, errors: Sequence[str]) -> str:
         """The error message; ``errors`` are from `brayx.jobs.progress.error_lines`."""
         why = "; ".join(errors) or "see the log"
-        return f"errors take more than trainer.max_lost_share {self._max_share:g} allows: {why}"
+        share = f"errors take more than trainer.max_lost_share {self._max_share:g} allows"
+        return f"{share}: {why}; mend that, and run the same command again: the training continues"
 
 
 def _sum_of(metrics: Sequence[str], numbers: Mapping[str, float]) -> float:
@@ -391,6 +400,8 @@ class Watch:
         failures = games.failures + sum(rollout.failures for rollout in self._rollouts)
         if self._patience.is_over(numbers, failures):
             raise StartupError(self._patience.verdict(numbers, "; ".join(errors) or last))
+        if hint := self._losses.hint(numbers):
+            say(hint)
         if self._losses.is_over(numbers):
             raise AgentError(self._losses.verdict(errors))
         if self._pace.is_over(numbers):

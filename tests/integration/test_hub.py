@@ -211,6 +211,7 @@ def test_exceptions_of_agents_in_a_replica_are_shown_by_the_job_and_end_it(
     assert [line.strip() for line in out.getvalue().splitlines()[1:]] == lines
     with pytest.raises(AgentError) as raised:
         Watch(progress, SimpleNamespace(), games, [], 8, 0.79).look(*latest)  # type: ignore[arg-type]
+    advice = "mend that, and run the same command again: the training continues"
     assert raised.value.message == "; ".join(
-        [f"errors take more than trainer.max_lost_share 0.79 allows: {lines[0]}", lines[1]]
+        [f"errors take more than trainer.max_lost_share 0.79 allows: {lines[0]}", lines[1], advice]
     )

@@ -38,15 +38,19 @@ async def test_the_connection_that_holds_a_session_is_notified_of_the_end_once()
 
 
 async def test_a_refused_request_is_counted_with_what_its_client_did_wrong() -> None:
-    recorder = Recorder()
-    table = Bench(recorder=recorder).table
+    bench = Bench(recorder=(recorder := Recorder()))
+    table = bench.table
+    await bench.ask("start")
+    with pytest.raises(BadBody):
+        await bench.ask("tick", body=b"bad")
+    assert recorder.notes() == {"requests_refused.bad_body": "not that (session s)"}
     table.refused(BadBody("obs.ball[2] is nan, expected a finite number"))
     table.refused(QueueFull("no fault of the client"))
     numbers = recorder.summary()
-    assert (numbers["requests_refused.bad_body"], numbers["requests_refused.queue_full"]) == (1, 1)
+    assert (numbers["requests_refused.bad_body"], numbers["requests_refused.queue_full"]) == (2, 1)
     assert recorder.notes() == {"requests_refused.bad_body": "obs.ball[2] is nan, expected a finite number"}
     assert error_lines(numbers, recorder.notes()) == [
-        "1 request refused (bad_body); the newest: obs.ball[2] is nan, expected a finite number"
+        "2 requests refused (bad_body); the newest: obs.ball[2] is nan, expected a finite number"
     ]
 
 

@@ -258,8 +258,12 @@ def test_too_large_a_share_that_stays_lost_ends_a_training(numbers):
     clock.now += 2.0
     assert losses.is_over(numbers)
     said = "errors take more than trainer.max_lost_share 0.5 allows: 7 errors in on_tick; lost: 7 of 10"
-    assert losses.verdict(["7 errors in on_tick", "lost: 7 of 10"]) == said
-    assert losses.verdict([]).endswith("allows: see the log")
+    advice = "; mend that, and run the same command again: the training continues"
+    assert losses.verdict(["7 errors in on_tick", "lost: 7 of 10"]) == said + advice
+    assert losses.hint(lost(failed=1)) == losses.hint(lost(games=9, failed=8)) == "", "not too many yet"
+    assert losses.hint(lost(failed=2)).startswith("the training ends if this goes on until 8 are lost")
+    assert losses.hint(lost(failed=3)) == "", "once"
+    assert losses.verdict([]).endswith("allows: see the log" + advice)
 
 
 @pytest.mark.parametrize(
