@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,8 @@ MAX_TICKS = 16
 """Newest ticks of a followed session that wait for its viewers."""
 ENDED = "ended"
 """Reason for a session's end if the console ended it."""
+SILENT_S = 10.0
+"""A session without a request for this long has no player now: its game may have left without a stop."""
 _FOLLOWED_S = 10.0
 """A session is no longer followed this long after the last request for its ticks. A busy machine, or a browser that
 shows another tab, asks late."""
@@ -105,6 +107,11 @@ class FollowedSession(SessionLog):
         """The kept ticks after the first ``after``; and the number of all ticks. All, if ``after`` is another log's."""
         fresh = min(self._count - after if after <= self._count else self._count, len(self._ticks))
         return list(self._ticks)[len(self._ticks) - fresh :], self._count
+
+
+def silent(rows: Sequence[Mapping[str, Any]]) -> int:
+    """How many of the rows of `LiveTable.sessions` have had no request for `SILENT_S`."""
+    return sum(row["idle_s"] > SILENT_S for row in rows)
 
 
 class LiveTable:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from brayx.actor.live import LiveTable, unknown_session
+from brayx.actor.live import LiveTable, silent, unknown_session
 from brayx.actor.live_ticks import LiveFrame, LiveTick, LiveTicks
 from brayx.actor.table import SessionTable
 from brayx.cluster.directory import Location
@@ -108,7 +108,8 @@ class ConsoleAnswers:
                 await self._set_share(self._follower.check_share(model, share), share)
             case ["facts"]:
                 facts = served_facts(self._status(), self._follower, self._numbers)
-                return json.dumps(facts | {"application": self.application}).encode()
+                live = {"application": self.application, "silent": silent(self._live.sessions())}
+                return json.dumps(facts | live).encode()
             case other:
                 raise ProtocolError(f"a console asks {other!r:.100}, which this replica does not know")
         return b""
@@ -284,7 +285,7 @@ def merged(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for name, value in replica["numbers"].items():
             by_name.setdefault(name, []).append(value)
     return {
-        "sessions": sum(replica["sessions"] for replica in facts),
+        **{name: sum(replica.get(name, 0) for replica in facts) for name in ("sessions", "silent")},
         "application": first.get("application", ""),
         "doors": first.get("doors", {}),
         "canaries": first.get("canaries", {}),

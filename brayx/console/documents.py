@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -46,6 +46,8 @@ class ResultDocument(Document):
     """Its standard error (the 95 % interval is the mean ± 1.96 times this); null: not known."""
     games: float | None = None
     """Number of games in it; null: not known."""
+    how: Literal["", "training", "evaluation", "service"] = ""
+    """How these games were played: a training samples its actions; empty: not known."""
 
 
 def result_of(tags: Mapping[str, str]) -> ResultDocument | None:
@@ -54,7 +56,8 @@ def result_of(tags: Mapping[str, str]) -> ResultDocument | None:
     mean = number_of(tags, "rating", "return")
     if mean is None:
         return None
-    return ResultDocument(mean=mean, error=number_of(tags, f"{prefix}_error"), games=number_of(tags, f"{prefix}_games"))
+    error, games = number_of(tags, f"{prefix}_error"), number_of(tags, f"{prefix}_games")
+    return ResultDocument(mean=mean, error=error, games=games, how="training" if prefix == "return" else "evaluation")
 
 
 def served_result(tags: Mapping[str, str]) -> ResultDocument | None:
@@ -63,7 +66,7 @@ def served_result(tags: Mapping[str, str]) -> ResultDocument | None:
     if mean is None:
         return None
     error, games = number_of(tags, "serving.return_error"), number_of(tags, "serving.games")
-    return ResultDocument(mean=mean, error=error, games=games)
+    return ResultDocument(mean=mean, error=error, games=games, how="service")
 
 
 def number_of(tags: Mapping[str, str], *names: str) -> float | None:

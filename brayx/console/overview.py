@@ -16,7 +16,7 @@ from brayx.console.source import Source
 from brayx.console.trials import thinned
 from brayx.console.verdict import NO_JOB, VerdictDocument, verdict_of_service, verdict_of_training
 from brayx.errors import LeagueError
-from brayx.jobs.progress import dropped_line, losses_of_recordings
+from brayx.jobs.progress import abandoned_line, dropped_line, losses_of_recordings
 from brayx.league.files import PLAYER_TAG, POINTS_TAG
 from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.metrics.totals import points_of
@@ -54,6 +54,8 @@ class JobDocument(Document):
     """URL of each door by its name."""
     sessions: int = 0
     """Number of running sessions."""
+    silent: int = 0
+    """How many of them have sent nothing for 10 s, so that nobody plays there now."""
     numbers: dict[str, float] = {}
     """Newest value of each metric, as in the trial's ``numbers.json``."""
     refusals: dict[str, float] = {}
@@ -162,7 +164,7 @@ def routes(source: Source) -> APIRouter:
         champion = None if crowned is None else _rated(crowned, points)
         newest = _rated(entries[-1], points) if entries else None
         if job.mode == "serve":
-            verdict = verdict_of_service(job.numbers, job.errors, job.sessions)
+            verdict = verdict_of_service(job.numbers, job.errors, job.sessions, job.silent)
             arms = with_results(job.arms, {entry.version: entry.tags for entry in entries}, newest_aliases)
             return OverviewDocument(verdict=verdict, arms=arms, champion=champion, newest=newest)
         returns, means = _curves(source, job.run_id, RETURN_CHART, CHARTS["episode_return"])
@@ -188,6 +190,7 @@ def _job(source: Source) -> JobDocument:
     numbers = {name: float(value) for name, value in facts.pop("numbers", {}).items() if np.isfinite(value)}
     refusals = {name.removeprefix(_REFUSED): n for name, n in numbers.items() if name.startswith(_REFUSED)}
     losses = losses_of_recordings(numbers) if facts["mode"] == "serve" else [dropped_line(numbers)]
+    losses.append(abandoned_line(numbers))
     facts["league"] = facts.get("league", False) or bool(points_of(numbers))
     facts["errors"] = [*facts.get("errors", []), *filter(None, losses)]
     return JobDocument(**facts, numbers=numbers, refusals=refusals, arms=_arms(numbers), tracking=source.uri)

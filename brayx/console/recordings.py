@@ -29,6 +29,8 @@ from brayx.recording import reader
 from brayx.recording.columns import ERROR, REFUSED, TickColumns, texts
 from brayx.recording.frames import png
 
+_LEFT = ("idle", "disconnect", "lost")
+"""Ends of sessions whose game has left without a stop."""
 _LISTING_S = 2.0
 """How long a listing of recordings is cached."""
 _LOOKED_THROUGH = 20_000
@@ -88,7 +90,7 @@ class RecordingsQuery(Document):
     played_by: str = Field(
         "", description="only sessions that began with this player or version: main, main:7, champion 3 or weights 57"
     )
-    errors: bool = Field(False, description="only sessions with errors or other unusual events")
+    errors: bool = Field(False, description="only sessions with errors or other unusual events, or without a stop")
     min_return: float | None = Field(None, description="only sessions with at least this return")
     max_return: float | None = Field(None, description="only sessions with at most this return")
 
@@ -98,7 +100,7 @@ class RecordingsQuery(Document):
         return (
             self.end in ("", episode.end)
             and {part.strip() for part in self.played_by.split(",")} <= {"", *players_of(episode)}
-            and not (self.errors and not episode.events + episode.lost)
+            and not (self.errors and not (episode.events + episode.lost or episode.end in _LEFT))
             and not (self.min_return is not None and not result >= self.min_return)
             and not (self.max_return is not None and not result <= self.max_return)
         )

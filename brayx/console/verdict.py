@@ -50,14 +50,18 @@ FINISHED = (
     "If {value} is the most that this game gives, it is finished: stop the training. "
     "If not, read docs/guide-not-learning.md."
 )
-ADVICE = (CONTINUES, RESTARTS, PROCESS, WATCH, CONNECT, REFUSED, STALLED, FINISHED)
+SILENT = (
+    "{silent} more sessions have sent nothing for 10 s: does the game send stop at the end of each game? "
+    "docs/protocol.md explains it."
+)
+ADVICE = (CONTINUES, RESTARTS, PROCESS, WATCH, CONNECT, REFUSED, STALLED, FINISHED, SILENT)
 LOST = "{lost} of the last {total} games failed."
 UNHEARD = "The learner gets no env steps: {refused} requests were refused, most of them with the code {code}."
 NO_GAME = "No game is playing, so there is nothing to learn from."
 BEGINS = "The first games are being played."
 REACHED = "The return has reached its target."
 PLATEAU = "The return is {value}, about its highest, and has not risen for {steps} env steps."
-LEVEL = "The return has not risen for {steps} env steps."
+LEVEL = "The return has not risen for {steps} env steps: it was {high} at {peak}, and is {value} now."
 ROSE = "The return rose by {rise} in the last {steps} env steps."
 STAYED = "The return has hardly changed in the last {steps} env steps."
 FELL = "The return fell by {fall} in the last {steps} env steps."
@@ -144,18 +148,28 @@ def verdict_of_training(
     return verdict.model_copy(update={"share": share, "left_s": left_s})
 
 
-def verdict_of_service(numbers: dict[str, float], errors: Sequence[str], sessions: int) -> VerdictDocument:
-    """The verdict on a service; arguments as for `verdict_of_training`."""
+def verdict_of_service(
+    numbers: dict[str, float], errors: Sequence[str], sessions: int, silent: int = 0
+) -> VerdictDocument:
+    """The verdict on a service.
+
+    Args:
+        numbers, errors, sessions: as for `verdict_of_training`.
+        silent: sessions among them without a player.
+    """
     lost = _lost(numbers, errors, RESTARTS)
     if lost is not None:
         return lost
-    if not sessions:
-        return VerdictDocument(state="idle", reason=IDLE)
+    # A few silent sessions are people who think.
+    advice, many = (SILENT, {"silent": silent}) if silent > sessions / 2 else ("", {})
+    if silent >= sessions:
+        return VerdictDocument(state="idle", reason=IDLE, values=many, advice=advice)
     milliseconds = {name: numbers.get(f"tick_seconds.{name}", math.nan) * 1e3 for name in ("p50", "p99")}
     if any(map(math.isnan, milliseconds.values())):
-        return VerdictDocument(state="serving", reason=BEGINS)
-    values = {"sessions": sessions, "ticks_per_s": round(numbers.get("ticks_per_s", 0.0)), **milliseconds}
-    return VerdictDocument(state="serving", reason=SERVES, values=values)
+        return VerdictDocument(state="serving", reason=BEGINS, values=many, advice=advice)
+    rate = round(numbers.get("ticks_per_s", 0.0))
+    values = {"sessions": sessions - silent, "ticks_per_s": rate, **milliseconds, **many}
+    return VerdictDocument(state="serving", reason=SERVES, values=values, advice=advice)
 
 
 def _lost(numbers: dict[str, float], errors: Sequence[str], mend: str) -> VerdictDocument | None:
@@ -222,8 +236,8 @@ def _trend(numbers: dict[str, float], curve: Curve, up_s: float, target: float |
     is_level = len(curve) >= _FEW_POINTS and up_s >= _JUDGED_S and max(late) <= best + least_rise
     since, before = next(point for point in reversed(curve) if point[0] <= last - (last - first) / 10)
     has_stayed = abs(newest - before) <= least_rise
-    peak = next(step for step, value in curve if value >= highest - least_rise)
-    values = {"steps": last - peak, "value": newest}
+    peak, high = next(point for point in curve if point[1] >= highest - least_rise)
+    values = {"steps": last - peak, "value": newest, "high": high, "peak": peak}
     is_same = has_stayed and _is_same(numbers, highest - min(*early, *late))
     if (is_level or is_same) and _is_plateau(numbers, newest, late, early, target):
         return VerdictDocument(state="plateau", reason=PLATEAU, values=values, advice=FINISHED)

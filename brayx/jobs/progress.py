@@ -135,10 +135,12 @@ def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[
         numbers, notes: from `brayx.tracking.hub.Hub.snapshot` and `brayx.tracking.hub.Hub.notes`.
     """
     lines = []
+    refused = [_cause(note) for name, note in notes.items() if name.startswith("requests_refused.")]
     for name, count in sorted(numbers.items()):
         metric, _, label = name.partition(".")
         if metric in _WHAT and name in notes:
-            lines.append(f"{_counted(metric, label, count)}; the newest: {notes[name]}")
+            repeats = metric == "gamecores_failed" and any(cause in notes[name] for cause in refused)
+            lines.append(_counted(metric, label, count) + ("" if repeats else f"; the newest: {notes[name]}"))
     shares = [
         f"{lost:.0f} of the last {total:.0f} {what} ({lost / total:.0%})"
         for what, lost, total in lost_of(numbers)
@@ -147,11 +149,23 @@ def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[
     return [*lines, f"lost: {', '.join(shares)}"] if shares else lines
 
 
+def _cause(line: str) -> str:
+    """An error without its session."""
+    return line.partition(" (session ")[0]
+
+
 def dropped_line(numbers: Mapping[str, float]) -> str:
     """How many transitions the learner did not get, by reason; empty if it got all."""
     if not any(_drops(numbers).values()):
         return ""
     return f"transitions dropped before the learner took them: {_dropped(numbers)}"
+
+
+def abandoned_line(numbers: Mapping[str, float]) -> str:
+    """How many sessions were left without a stop; empty if none was."""
+    count = numbers.get("sessions_ended.idle", 0.0)
+    sessions = f"{count:,.0f} {'session' if count == 1 else 'sessions'}"
+    return f"{sessions} ended without a stop, after a silence" if count else ""
 
 
 def losses_of_recordings(numbers: Mapping[str, float]) -> list[str]:
@@ -299,7 +313,7 @@ class Progress:
             self.say(self._line(numbers))
             self._num_errors = len(errors)
             for line in errors:
-                if (words := _COUNT.sub("", line)) not in self._said:  # the job's result has the last counts
+                if (words := _COUNT.sub("", _cause(line))) not in self._said:  # the job's result has the last counts
                     self._said.add(words)
                     self._console.print(f"          {line}", markup=False, highlight=False, style="red", soft_wrap=True)
             if note and note != self._last_note:

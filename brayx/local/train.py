@@ -347,7 +347,7 @@ def play_evaluation(
 
 
 def unless_failed(play: Callable[[], PolicyEvaluation]) -> PolicyEvaluation | None:
-    """The evaluation that ``play`` returns; None if an environment raises, or the checkpoint cannot be read: the trained
+    """The evaluation that ``play`` returns; None if an environment raises, or a checkpoint cannot be read: the trained
     weights are kept."""
     try:
         return play()

@@ -77,9 +77,8 @@ def test_the_overview_says_what_runs_and_what_is_lost(served: tuple[Job, Serving
     expect(page.get_by_text(re.compile(r"\d+ requests? refused \(bad_body\); the newest: .+"))).to_be_visible()
     expect(page.get_by_text(serving.url)).to_be_visible()
     with playing(serving.url, "counted") as tick:
-        tick(1.0)
-        players = page.get_by_text("Players now", exact=True).locator("xpath=..")
-        expect(players.get_by_text("1", exact=True)).to_be_visible()
+        players = page.get_by_text("Players now", exact=True).locator("xpath=..").get_by_text("1", exact=True)
+        until(lambda: tick(1.0) is not None and players.is_visible(), "the player is counted", WAIT_S)
     picture = page.get_by_role("link", name="Newest recording")
     expect(picture).to_be_visible()
     expect(picture).not_to_have_attribute("href", "/recordings/old")
@@ -556,6 +555,7 @@ def test_a_training_that_is_stopped_says_so_in_words(tmp_path: Path, browser: Br
         expect(trial.get_by_role("button", name="Stop training")).to_be_visible()
         page.goto(console.url)
         page.get_by_role("button", name="Stop training").click()
+        expect(page.get_by_role("button", name="Finish: register the best version")).to_be_visible()
         page.get_by_role("dialog").get_by_role("button", name="Stop it").click()
         words = r"^Stopped\. This training has registered no version\. Resume with: brayx train cartpole\.yaml --set "
         expect(page.get_by_text(re.compile(words))).to_be_visible()

@@ -63,7 +63,7 @@ CHINESE: dict[str, str] = {
     verdict.BEGINS: "正在进行最初的几局。",
     verdict.REACHED: "回报已达到目标。",
     verdict.PLATEAU: "回报为 {value}，大致是目前的最高值，最近 {steps} 个环境步里没有再上升。",
-    verdict.LEVEL: "最近 {steps} 个环境步里回报没有上升。",
+    verdict.LEVEL: "最近 {steps} 个环境步里回报没有上升：在第 {peak} 步是 {high}，现在是 {value}。",
     verdict.ROSE: "最近 {steps} 个环境步里回报上升了 {rise}。",
     verdict.STAYED: "最近 {steps} 个环境步里回报几乎没有变化。",
     verdict.FELL: "最近 {steps} 个环境步里回报下降了 {fall}。",
@@ -72,6 +72,9 @@ CHINESE: dict[str, str] = {
     verdict.CLOSE: "{leader} 有 {points} 分（{low} 至 {high}），比 {second} 多 {lead} 分：差距可能只是偶然。",
     verdict.SERVES: "玩家：{sessions}。每秒回答 {ticks_per_s} 次，一半在 {p50} 毫秒内，99% 在 {p99} 毫秒内。",
     verdict.IDLE: "现在没有游戏在运行。",
+    verdict.SILENT: (
+        "另有 {silent} 个会话 10 秒没有发送任何请求：游戏在每局结束时发送 stop 吗？docs/protocol.md 有说明。"
+    ),
     verdict.NO_JOB: "这里没有运行任务。",
     verdict.CONTINUES: "请修改错误所指的代码，再运行同一条命令：训练会接着进行。",
     verdict.RESTARTS: "请修改错误所指的代码，然后重新启动服务。",
@@ -100,6 +103,11 @@ CHINESE: dict[str, str] = {
     "return of the last 100 games": "最近 100 局的平均回报",
     "return of the newest games": "最新几局的回报",
     "of {games} games": "（{games} 局）",
+    "of 1 game": "（1 局）",
+    "in training, actions sampled": "训练时，动作按概率抽取",
+    "as evaluated": "评估时",
+    "as served": "服务时",
+    "{silent} more are silent": "另有 {silent} 个没有动静",
     "target {target}": "目标 {target}",
     "mean of the last {games} games": "最近 {games} 局的平均",
     "return {value}": "回报 {value}",
@@ -418,6 +426,10 @@ CHINESE: dict[str, str] = {
         "停止训练？它会保存最后的检查点，再运行同一条命令即可继续。"
     ),
     "Stop it": "停止",
+    "Finish: register the best version": "完成训练：注册最好的版本",
+    "Finished. Its best version is registered; `brayx console` shows it.": (
+        "已完成。最好的版本会被注册，可以用 `brayx console` 查看。"
+    ),
     "It is stopping …": "正在停止 …",
     "Stopped.": "已停止。",
     "This training has registered no version.": "这次训练没有注册任何版本。",
@@ -440,6 +452,7 @@ _COUNTS = tuple(
         (r"^([\d,]+) (?:frames?|ticks?) not recorded \((.*)\)$", r"\1 个画面或 tick 没有录下（\2）"),
         (r"^([\d,]+) requests? refused \((.*)\)$", r"拒绝了 \1 个请求（\2）"),
         (r"^self-play has no results$", "自我对弈没有结果"),
+        (r"^([\d,]+) sessions? ended without a stop, after a silence$", r"\1 个会话长时间没有请求，没有 stop 就结束了"),
         (r"^lost: ", "损失："),
         (r"([\d,]+) of the last ([\d,]+) games \((\d+%)\)", r"最近 \2 局中的 \1 局（\3）"),
         (r"([\d,]+) of the last ([\d,]+) fragments \((\d+%)\)", r"最近 \2 个片段中的 \1 个（\3）"),

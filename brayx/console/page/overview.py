@@ -280,7 +280,10 @@ def _results(job: JobDocument, overview: OverviewDocument) -> dict[str, tuple[st
         tiles["Newest version"] = _rated(overview.newest, overview.champion)
     if job.mode == "serve":
         tiles = {
-            "Players now": (number(job.sessions), ""),
+            "Players now": (
+                number(job.sessions - job.silent),
+                tr("{silent} more are silent", silent=number(job.silent)) if job.silent else "",
+            ),
             "Ticks/s": (number(round(numbers.get("ticks_per_s", 0.0))), tr("answers to games")),
             "Answer, p50": (milliseconds(numbers.get("tick_seconds.p50")), ""),
             "Answer, p99": (milliseconds(numbers.get("tick_seconds.p99")), ""),

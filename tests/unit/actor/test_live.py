@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from brayx.actor.live import LiveTable
+from brayx.actor.live import LiveTable, silent
 from brayx.errors import ConfigError, SessionUnknown
 from tests.unit.actor.bench import Bench, Shared
 
@@ -39,6 +39,7 @@ async def test_a_session_without_agents_cannot_be_followed() -> None:
     await bench.ask("start")
     live = LiveTable(bench.table)
     assert [row["session"] for row in live.sessions()] == ["s"]
+    assert (silent(live.sessions()), silent([{"idle_s": 11.0}, {"idle_s": 1.0}])) == (0, 1)
     with pytest.raises(ConfigError):
         live.newer("s", 0)
     await bench.table.close()

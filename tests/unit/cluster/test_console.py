@@ -29,11 +29,11 @@ def test_sums_add_up_percentiles_are_the_largest_and_other_numbers_the_mean() ->
         {"ticks": 3.0, "tick_seconds.p99": 0.1},
     )
     replicas = [
-        {"sessions": count, "registered": {"model": [version]}, "numbers": of_replica, "application": "a"}
+        {"sessions": count, "silent": 1, "registered": {"model": [version]}, "numbers": of_replica, "application": "a"}
         for count, version, of_replica in zip((1, 4), ("models:/m/2", "models:/m/1"), numbers, strict=True)
     ]
     together = merged(replicas)
-    assert (together["sessions"], together["application"]) == (5, "a")
+    assert (together["sessions"], together["silent"], together["application"]) == (5, 2, "a")
     assert together["registered"] == {"model": ["models:/m/1", "models:/m/2"]}
     assert together["numbers"] == {"ticks": 5.0, "tick_seconds.p99": 0.5, "forward_batch_size": 1.0}
     assert merged([])["sessions"] == 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from brayx.console import verdict
-from brayx.console.documents import ResultDocument
+from brayx.console.documents import ResultDocument, result_of, served_result
 from brayx.console.league import StandingDocument
 from brayx.console.overview import _arms, _curves
 from brayx.console.page.overview import led
@@ -50,3 +50,12 @@ def test_the_arms_of_a_service_have_their_latency_beside_their_counts() -> None:
     )
     assert (arm.label, arm.ticks, arm.p50_s, arm.p99_s) == (champion, 8.0, 0.001, 0.002)
     assert arm.result == ResultDocument(mean=2.0)
+
+
+def test_a_result_says_how_its_games_were_played() -> None:
+    trained = {"return": "7.5", "return_games": "100", "rating": "7.5"}
+    assert result_of(trained) == ResultDocument(mean=7.5, games=100.0, how="training")
+    rated = trained | {"rating": "9", "rating_games": "20"}
+    assert result_of(rated) == ResultDocument(mean=9.0, games=20.0, how="evaluation")
+    served = served_result(rated | {"serving.episode_return": "8.9"})
+    assert served == ResultDocument(mean=8.9, how="service")

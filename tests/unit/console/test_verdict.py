@@ -46,6 +46,7 @@ def test_a_return_that_stays_level_is_stalled_but_not_at_once() -> None:
     stalled = judged(PLAYED, level, target=600.0)
     assert (stalled.state, stalled.reason, stalled.advice) == ("stalled", verdict.LEVEL, verdict.STALLED)
     assert stalled.values["steps"] == pytest.approx(100_000, rel=0.05)
+    assert (stalled.values["high"], stalled.values["peak"]) == (500.0, 50_000.0)
     assert judged(PLAYED, level, up_s=10.0).state == "learning", "too early to say"
     assert judged(PLAYED, [(1.0, 0.0), (2.0, 0.0)]).state == "learning"
 
@@ -54,7 +55,7 @@ def test_a_return_that_stays_at_its_highest_may_be_finished() -> None:
     level = [*RISING, *((50_000.0 + 1000 * n, 500.0) for n in range(1, 101))]
     plateau = judged(PLAYED, level)
     assert (plateau.state, plateau.reason, plateau.advice) == ("plateau", verdict.PLATEAU, verdict.FINISHED)
-    assert plateau.values == {"steps": 100_000.0, "value": 500.0}
+    assert plateau.values == {"steps": 100_000.0, "value": 500.0, "high": 500.0, "peak": 50_000.0}
     lower = [*level, (151_000.0, 485.0)]
     assert judged(PLAYED, lower).state == "stalled"
     assert judged(PLAYED | {RETURN_ERROR: 10.0}, lower).state == "plateau", "it is lower by chance"
@@ -130,6 +131,12 @@ def test_a_service_serves_is_idle_or_fails() -> None:
     assert serving.values == {"sessions": 3, "ticks_per_s": 120, "p50": 0.5, "p99": 2.0}
     assert verdict_of_service({}, [], 1).state == "serving", "no tick yet"
     assert verdict_of_service({}, [], 0).state == "idle"
+    some = verdict_of_service(numbers, [], 4, 2)
+    assert (some.values["sessions"], some.advice) == (2, ""), "people who think"
+    most = verdict_of_service(numbers, [], 4, 3)
+    assert (most.state, most.values["sessions"], most.advice) == ("serving", 1, verdict.SILENT)
+    left = verdict_of_service(numbers, [], 11, 11)
+    assert (left.state, left.advice, left.values) == ("idle", verdict.SILENT, {"silent": 11})
     failing = verdict_of_service(FAILED, ["why"], 3)
     assert (failing.state, failing.advice, failing.cause) == ("failing", verdict.RESTARTS, "why")
 
@@ -140,6 +147,7 @@ def test_each_reason_has_its_values() -> None:
     served = {"ticks_per_s": 1.0, "tick_seconds.p50": 0.1, "tick_seconds.p99": 0.2}
     verdicts = [judged(PLAYED, RISING), judged(PLAYED | FAILED, []), judged(refused, []), judged(PLAYED, [])]
     verdicts.append(judged(PLAYED, [*RISING, *((50_000.0 + step, 500.0) for step in range(1000, 50_000, 1000))]))
+    verdicts.append(verdict_of_service(served, [], 3, 2))
     verdicts.append(judged(league | PLAYED, [], league=True))
     verdicts.append(verdict_of_service(served, [], 1))
     for made in verdicts:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from brayx.errors import AgentError
 from brayx.faults import AGENTS_LOGGER, report
-from brayx.jobs.progress import Progress, dropped_line, error_lines, losses_of_recordings, tracebacks
+from brayx.jobs.progress import Progress, abandoned_line, dropped_line, error_lines, losses_of_recordings, tracebacks
 from brayx.logs import limited
 from brayx.metrics import Recorder
 from brayx.metrics.totals import Totals, joined, mean_return
@@ -122,6 +122,12 @@ def test_dropped_transitions_are_a_line_of_losses() -> None:
     assert dropped_line(dropped) == "transitions dropped before the learner took them: 2,009 (full 2,000, policy_lag 9)"
 
 
+def test_sessions_that_were_left_are_a_line_of_losses() -> None:
+    assert abandoned_line({"sessions_ended.stop": 9.0}) == ""
+    assert abandoned_line({"sessions_ended.idle": 1.0}) == "1 session ended without a stop, after a silence"
+    assert abandoned_line({"sessions_ended.idle": 11.0}).startswith("11 sessions ended without a stop")
+
+
 def test_errors_of_agents_are_shown_with_their_count_and_the_newest() -> None:
     totals = Totals()
     for message in ("first", "second"):
@@ -190,6 +196,11 @@ def test_losses_by_errors_are_shown_with_their_cause_and_share() -> None:
         "lost: 8 of the last 10 games (80%), 1 of the last 4 fragments (25%)",
     ]
     assert losses_of_recordings(numbers) == ["7 ticks not recorded (disk)"]
+    crashed = {"gamecores_failed": "it said: obs[2] is nan", "requests_refused.bad_body": "obs[2] is nan (session 7)"}
+    assert error_lines(dict.fromkeys(crashed, 2.0), crashed) == [
+        "2 gamecores failed",
+        "2 requests refused (bad_body); the newest: obs[2] is nan (session 7)",
+    ], "each error once"
     assert mean_return(numbers) == "2 (2 games, 8 failed)"
     assert mean_return({}) == "- (0 games)"
     assert mean_return({"episode_return.last100": 0.81234, "games_in_window": 1.0}) == "0.8123 (1 game)"
