@@ -199,6 +199,9 @@ def console_of_training(
         with open_console(job, uri, parts, say) as url:
             try:
                 yield url
+            except KeyboardInterrupt:  # before MLflow had started, so there is no trial to show
+                url = ""
+                raise
             finally:
                 if url:
                     tracking = "" if uri == tracking_uri(None) else ", with this tracking store,"

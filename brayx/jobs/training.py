@@ -224,7 +224,7 @@ class JobTraining(abc.ABC):
                 trial_note = (
                     "the same command resumes this trial" if self.clerk.opened() else "MLflow is still starting"
                 )
-                if self._has_begun or self.clerk.opened():  # otherwise the error's note says all
+                if self.clerk.opened() or self._numbers()[0].get("updates"):  # otherwise the error's note says all
                     say(f"interrupted{learner_note}; {trial_note}")
                 self._stop_learner()
                 if not self._has_opened():

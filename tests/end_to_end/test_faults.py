@@ -389,6 +389,23 @@ def test_ctrl_c_while_mlflow_starts_keeps_what_was_learned(tmp_path: Path) -> No
 
 
 @pytest.mark.cluster
+def test_ctrl_c_before_anything_is_learned_or_mlflow_has_started_is_one_line(tmp_path: Path) -> None:
+    words = small_job(tmp_path, "console_port=0", "buffer.batch_size=4096")
+    with brayx(tmp_path, *words) as command, said_on_failure(command):
+        command.until(lambda: bool(command.processes("brayx.tracking.clerk_process")), "MLflow's process is there")
+        (mlflow,) = command.processes("brayx.tracking.clerk_process")
+        mlflow.suspend()
+        command.until(command.says("play"), "games play")
+        before = command.err
+        command.control_c(group=False)
+        assert command.ended() == 130
+        command.gone()
+    said = [line for line in command.err.removeprefix(before).splitlines() if "env steps" not in line]
+    assert said[-1] == "brayx: interrupted before MLflow had started: nothing is kept"
+    assert not [line for line in said if "checkpoint" in line or "not written" in line or "shows this trial" in line]
+
+
+@pytest.mark.cluster
 def test_ctrl_c_while_ray_starts_leaves_nothing_running(tmp_path: Path) -> None:
     with brayx(tmp_path, *on_ray(tmp_path, "trainer.where=process")) as command, said_on_failure(command):
         interrupt_at(command, "gcs_server", group=True)

@@ -64,12 +64,13 @@ def test_lines_about_losses_are_chinese_around_their_errors() -> None:
     counts = {f"{metric}.stale": 1_200.0 for metric in progress._WHAT}
     shares = {"games_in_window": 83.0, "games_failed_in_window": 17.0}
     numbers = counts | shares | {"fragments_in_window": 20.0, "fragments_lost_in_window": 1.0}
-    lines = progress.error_lines(numbers, dict.fromkeys(counts, "KeyError: 'x'"))
+    lines = progress.error_lines(numbers, {name: f"KeyError: {number}" for number, name in enumerate(counts)})
     assert len(lines) == len(counts) + 1
     for line in lines:
         count, _, error = chinese_line(line).partition("；最近一次：")
         assert not re.search("[a-z]", re.sub("stale|tick", "", count)), count
-        assert error == ("" if line.startswith("lost") else "KeyError: 'x'")
+        assert error == line.partition("; the newest: ")[2]
+        assert error.startswith("KeyError") != line.startswith("lost")
     assert chinese_line("lost: 17 of the last 100 games (17%)") == "损失：最近 100 局中的 17 局（17%）"
 
 
