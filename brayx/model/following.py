@@ -55,7 +55,7 @@ async def initial_version(
     """
     now = version if aliases is None else aliases.get(model, {}).get(alias, version)
     if aliases is None:
-        _log.warning("model %r starts with its deployed version: the registry does not resolve alias %r", model, alias)
+        _log.warning("model %r starts with its deployed version, not at %r: the registry cannot be read", model, alias)
     if now is None or now == version:
         return None
     try:
