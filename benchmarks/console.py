@@ -167,11 +167,10 @@ def _record(folder: str) -> None:
     """Writes `_RECORDINGS` recordings of 50 ticks, in 20 files."""
     ticks = [Tick(number % 50, 0.0, 0.0, b"{}", b"{}", {}) for number in range(50 * _RECORDINGS // 20)]
     columns = columns_of(ticks)
+    recorder = Folder(folder, 10**9)
     for file in range(20):
         names = [f"{file}-{number}" for number in range(_RECORDINGS // 20)]
-        Folder(folder, 10**9).write(
-            [SessionPart(name, name, time.time(), 0, 50, end="stop") for name in names], columns
-        )
+        recorder.write([SessionPart(name, name, time.time(), 0, 50, end="stop") for name in names], columns)
 
 
 def _painted(browser: Any, url: str) -> tuple[float, float]:

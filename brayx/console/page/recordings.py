@@ -65,7 +65,7 @@ class _Recordings:
         heading(tr("Recordings"))
         with ui.row().classes("w-full items-center gap-2"):
             self._session = _filter(ui.input(tr("Session or game"), placeholder="4f1c*, bot-7", value=session), "w-48")
-            self._played_by = _filter(ui.input(tr("Played by"), placeholder="main:7, champion 3, weights 57"), "w-56")
+            self._played_by = _filter(ui.input(tr("Played by"), placeholder="champion 3, weights 57"), "w-56")
             self._end = _filter(ui.select({end: tr(words) for end, words in _ENDS.items()}, label=tr("End")), "w-40")
             self._least = _filter(ui.number(tr("Lowest return")), "w-40")
             self._most = _filter(ui.number(tr("Highest return")), "w-40")
