@@ -186,11 +186,11 @@ def _missing_of_gamecores(job: JobConfig) -> Iterator[str]:
     """One line for each missing program or script of the gamecores' commands, and for a bridge's wrong options."""
     for name in job.actors:
         for index, gamecore in enumerate(gamecores_of(job, name)):
-            problems = list(missing_of(gamecore.command, job.folder))
+            problems = list(missing_of(gamecore.command, job.games_folder))
             if (words := shlex.split(gamecore.command))[:3] in BRIDGES:
                 try:
                     build = options_of(words).command
-                    problems += missing_of(build, job.folder) if build else ()
+                    problems += missing_of(build, job.games_folder) if build else ()
                 except ConfigError as error:
                     problems.append(error.message)
             yield from (f"{name}.gamecores.{index}.command: {problem}" for problem in problems)
@@ -204,7 +204,7 @@ def missing_of(command: str, folder: str) -> Iterator[str]:
     scripts = [word for word in words if Path(word).suffix in _SCRIPTS and word[0] != "-" and "{" not in word]
     for script in scripts:
         if not Path(folder, script).exists():
-            yield f"there is no file {script!r} in {folder}"
+            yield f"there is no file {script!r} in {folder or 'the current folder'}"
 
 
 def check_learning(job: JobConfig, opened: Opened | None = None) -> Layout:

@@ -20,6 +20,7 @@ from brayx.errors import ConfigError
 from brayx.jobs.document import JobFile, nearest_file, walk
 from brayx.jobs.former import forget_former
 from brayx.jobs.kinds import BoardConfig, FreeConfig, RenderConfig, SourceConfig
+from brayx.jobs.shipped import TEMPLATES
 from brayx.league.config import LeagueConfig, SelfPlayConfig
 from brayx.model.config import ModelConfig
 from brayx.recording.config import RecordingConfig
@@ -188,6 +189,11 @@ class JobConfig(BaseModel):
     def _components(plain: dict[str, Any]) -> dict[str, Any]:
         components = {name: part for group in GROUPS.values() for name, part in plain.pop(group, {}).items()}
         return {**plain, **components}
+
+    @property
+    def games_folder(self) -> str:
+        """Working directory of its games: the file's folder; of a job that brayx ships the current one."""
+        return "" if Path(self.folder).resolve() == TEMPLATES.resolve() else self.folder
 
     @property
     def has_contract(self) -> bool:

@@ -12,8 +12,11 @@ SMALL = ("buffer.batch_size=8", "trainer.num_steps=10000", "console_port=null")
 
 
 def test_a_godot_project_is_learned_with_one_command_although_it_crashes(tmp_path: Path) -> None:
-    build = f"{sys.executable} {ROOT / 'tests' / 'godot_game.py'} --agents=8 --limit=60 --quit-after=300"
-    options = setting(*FREE_PORTS, *SMALL, f"game.command={build}", "game.num=2")
+    build = tmp_path / "game.x86_64"
+    game = f"{sys.executable} {ROOT / 'tests' / 'godot_game.py'} --agents=8 --limit=60 --quit-after=300"
+    build.write_text(f'#!/bin/sh\nexec {game} "$@"')
+    build.chmod(0o755)
+    options = setting(*FREE_PORTS, *SMALL, "game.command=./game.x86_64", "game.num=2")
     environment = without_ray(tmp_path)
     with brayx(tmp_path, "train", "godot.yaml", *options, environment=environment) as train, said_on_failure(train):
         assert train.ended() == 0

@@ -250,3 +250,19 @@ def test_a_bridges_options_are_checked_before_the_training(option: str, line: st
     with pytest.raises(ConfigError) as refused:
         check_gamecores(JobConfig.load(TEMPLATES / "godot.yaml", [option]))
     assert refused.value.details["errors"] == [line]
+
+
+def test_a_shipped_jobs_games_are_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    game = tmp_path / "game.x86_64"
+    game.write_text("#!/bin/sh\nexit 3")
+    game.chmod(0o755)
+    job = JobConfig.load(TEMPLATES / "godot.yaml", ["game.command=./game.x86_64"])
+    with pytest.raises(ConfigError, match="there is no program './game.x86_64'"):
+        check_gamecores(job)
+    monkeypatch.chdir(tmp_path)
+    check_gamecores(job)
+    own = tmp_path / "own" / "godot.yaml"
+    own.parent.mkdir()
+    own.write_text((TEMPLATES / "godot.yaml").read_text())
+    with pytest.raises(ConfigError, match="there is no program './game.x86_64'"):
+        check_gamecores(JobConfig.load(own, ["game.command=./game.x86_64"]))
