@@ -136,11 +136,12 @@ class BufferActor:
 
         Args:
             replays: fragments and columns.
-            drop: make room by dropping; otherwise wait for it.
-            timeout_s: longest wait for room; at most 5 s.
+            drop: make room by dropping; otherwise wait for it. A table has no room for a whole fragment at once, so
+                what it does not admit within 5 s is dropped.
+            timeout_s: longest wait for room if not ``drop``; at most 5 s.
             places: where each replay was pushed, as ``FILE:LINE`` or empty, for the note of a refusal; none: unknown.
         """
-        deadline = time.monotonic() + min(timeout_s, MAX_WAIT_S)
+        deadline = time.monotonic() + (MAX_WAIT_S if drop else min(timeout_s, MAX_WAIT_S))
         refused, why, note, whole, part = 0, "", "", 0, 0
         for replay, place in zip(replays, places or [""] * len(replays), strict=True):
             part = 0
@@ -152,7 +153,7 @@ class BufferActor:
             try:
                 rest: Fragment | Columns | None = replay
                 while rest is not None and not self._is_over():
-                    if drop:
+                    if drop and (self._buffer.table is None or time.monotonic() > deadline):
                         self._buffer.push(rest)
                         rest = None
                     else:
@@ -165,7 +166,7 @@ class BufferActor:
                         if taken:
                             self._look()
                             await self._notify()  # a waiting reader takes a batch, which makes room
-                        if not await self._wait(deadline):
+                        if not await self._wait(deadline) and not drop:
                             break
                 if rest is not None:
                     if not self._is_over():

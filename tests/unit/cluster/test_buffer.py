@@ -42,6 +42,18 @@ async def test_end_wakes_a_waiting_reader_and_refuses_pushes():
     assert (await actor.stats())["dropped.ended"] == WHOLE
 
 
+async def test_a_fragment_waits_until_a_table_admits_all_of_it():
+    actor = BufferActor(changed(size=10, sampler="uniform", unroll_length=1, batch_size=2, samples_per_insert=2.0))
+    reader = await actor.attach()
+    pushing = asyncio.create_task(actor.push([fragment(9)]))
+    while not pushing.done():
+        if (await actor.next_batch(reader, 0.01)).batch is not None:
+            await actor.ack()
+    stats = await actor.stats()
+    assert (pushing.result().whole, stats["pushed"], stats["inserts"]) == (1, 9, 9)
+    assert "dropped.rate_limited" not in stats
+
+
 async def test_end_may_drain_first():
     actor = BufferActor(CONFIG)
     reader = await actor.attach()
