@@ -13,7 +13,7 @@ from brayx.errors import BrayxError
 from brayx.jobs.behaviours import Behaviours, joined_snapshots
 from brayx.jobs.config import JobConfig
 from brayx.jobs.contracts import parse_contract, plain_name
-from brayx.jobs.recorded import contract_of_trial, contracts_of_children, record_contract, with_resumed_contract
+from brayx.jobs.recorded import contract_of_trial, contracts_of_children, with_resumed_contract
 from brayx.tracking import Trial
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ class RayBehaviours(Behaviours[RayTrainee]):
         try:
             with_resumed_contract(job, f"{parent.name}/{name}", contract_of_trial(trial))
             trial.log_options(job.options(behaviour=name))
-            record_contract(trial, contract.as_dict())
             trainee = RayTrainee(job, layout, trial)
         except BaseException:
             with contextlib.suppress(BrayxError):

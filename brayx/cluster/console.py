@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +23,7 @@ from brayx.actor.table import SessionTable
 from brayx.cluster.directory import Location
 from brayx.cluster.named import answer_with_retry, find_actor
 from brayx.cluster.peers import CONSOLE_PREFIX, PeerDied, Peers
-from brayx.console.job import served_facts
+from brayx.console.job import served_facts, with_refusals
 from brayx.errors import (
     BrayxError,
     ConfigError,
@@ -43,6 +45,9 @@ _ASK_S = 2.0
 """Deadline of a replica's answer."""
 _DIRECTORY_S = 4.0
 _RUN_S = 8.0
+_TELL_S = 5.0
+_FORGET_S = 30.0
+"""Time after which a console that has told nothing more has ended."""
 _MOVED = ("moved", "lost")
 """Ends of a session that continues at another replica."""
 _MAX_KNOWN = 64
@@ -79,6 +84,7 @@ class ConsoleAnswers:
         self.application = ""
         self._live, self._status, self._follower = LiveTable(table), status, follower
         self._set_share, self._frames = set_share, frames
+        self._url, self._told_at = "", 0.0
         self._numbers = numbers = LocalNumbers({}, "seconds")
 
         def add(part: Drained) -> None:
@@ -86,6 +92,11 @@ class ConsoleAnswers:
             numbers.drain()  # now, because rates depend on when samples come
 
         recorder.listen(add)
+
+    @property
+    def url(self) -> str:
+        """URL of the console; empty: there is none."""
+        return self._url if time.monotonic() - self._told_at < _FORGET_S else ""
 
     async def answer(self, request: StepRequest) -> bytes:
         """Answers a question: a JSON list of a verb and its arguments.
@@ -100,6 +111,8 @@ class ConsoleAnswers:
                 return await asyncio.to_thread(lambda: packed(self._frames.shown(session, after, newest)))
             case ["sessions"]:
                 return json.dumps(self._live.sessions()).encode()
+            case ["console", str(url)]:
+                self._url, self._told_at = url, time.monotonic()
             case ["end", str(session)]:
                 self._live.end(session)
             case ["set_share", str(model), float(share) | int(share)]:
@@ -128,6 +141,7 @@ class ReplicaSessions:
         self._peers = Peers(lambda: self._secret, prefix=CONSOLE_PREFIX)
         self._owners: OrderedDict[str, Location] = OrderedDict()
         self._loop = LoopThread("brayx-console-replicas")
+        self._telling: Future[None] | None = None
 
     def sessions(self) -> list[dict[str, Any]]:
         """The rows of `LiveTable.sessions` of all replicas; those of a replica that does not answer are missing."""
@@ -164,16 +178,28 @@ class ReplicaSessions:
             answers, errors = self._run(self._of_all("facts"))
         except BrayxError as error:
             return {"errors": [error.message]}
-        return merged([json.loads(answer) for answer in answers.values()]) | {"errors": errors}
+        return with_refusals(merged([json.loads(answer) for answer in answers.values()]), errors)
+
+    def tell(self, url: str) -> None:
+        """Tells all replicas, also those that start later, where the console is, until `close`."""
+        self._telling = self._loop.start(self._tell(url))
 
     def close(self) -> None:
         """Closes all connections, and ends the thread."""
+        if self._telling is not None:
+            self._telling.cancel()
         with contextlib.suppress(DeadlineExceeded):
             self._loop.run(self._peers.close(), _ASK_S)
         self._loop.close()
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return self._loop.run(work, _RUN_S, f"an application with the sessions {self._directory!r}")
+
+    async def _tell(self, url: str) -> None:
+        while True:
+            with contextlib.suppress(BrayxError):  # no replica is ready, or one is of another version
+                await self._of_all("console", url)
+            await asyncio.sleep(_TELL_S)
 
     async def _newer(self, session: str, after: int) -> LiveTicks:
         waits = LiveTicks([], b"", after, "", None)  # the session is between two replicas
@@ -279,7 +305,9 @@ def merged(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     first = facts[0] if facts else {}
     registered: dict[str, set[str]] = {}
     by_name: dict[str, list[float]] = {}
+    notes: dict[str, str] = {}
     for replica in facts:
+        notes |= replica["notes"]
         for model, versions in replica.get("registered", {}).items():
             registered.setdefault(model, set()).update(versions)
         for name, value in replica["numbers"].items():
@@ -291,6 +319,7 @@ def merged(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "canaries": first.get("canaries", {}),
         "registered": {model: sorted(versions) for model, versions in registered.items()},
         "numbers": {name: _together(name, values) for name, values in by_name.items()},
+        "notes": notes,
     }
 
 

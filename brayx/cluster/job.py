@@ -13,7 +13,7 @@ import json
 import pickle
 import time
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +38,7 @@ from brayx.jobs.checks import actor_of, check_before_games, check_job, check_wei
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.contracts import by_contract, contract_lines, parse_contract
 from brayx.jobs.progress import Progress
-from brayx.jobs.recorded import contract_to_resume, record_contract, with_resumed_contract
+from brayx.jobs.recorded import contract_to_resume, with_resumed_contract
 from brayx.jobs.result import TrainResult
 from brayx.jobs.trainee import Trainees
 from brayx.jobs.training import JobTraining, Snapshot
@@ -101,7 +101,7 @@ def train(
 
 def layout_of(job: JobConfig) -> Layout | None:
     """Checks a job; returns its layout, or None if that depends on its first game."""
-    if job.needs_contract and not job.leagues:
+    if job.needs_contract:
         check_before_games(job)
         return None
     return check_job(job)[1]
@@ -176,8 +176,6 @@ def train_on(
             _, layout = check_job(first)
             _check_weights(first, name, uri, resume)
             notes = contract_lines(parse_contract(first.contract))
-        if first.contract is not None:
-            record_contract(trial, first.contract)
         parts = first, actor_of(first), layout, trial.name, uri, InProcessClerk(trial), log_interval, notes
         return _RayTraining(*parts, cluster=cluster, whole=whole, waiting=waiting).run()
 
@@ -236,7 +234,7 @@ class _RayTraining(JobTraining):
         self._parts: RayTrainee | RayLeagueTraining | RayBehaviours
         self._seats: LeagueSpec | None = None
         self._behaviours: RayBehaviours | None = None
-        self._lobby: RayLobby
+        self._lobby: RayLobby | None = None if self.waiting is None else self.waiting.lobby
         if job.leagues:
             from brayx.cluster.league_training import RayLeagueTraining
 
@@ -247,8 +245,7 @@ class _RayTraining(JobTraining):
             from brayx.cluster.behaviours import RayBehaviours
             from brayx.cluster.lobby import RayLobby
 
-            self._lobby = RayLobby(self.whole, self._answer) if self.waiting is None else self.waiting.lobby
-            self._lobby.spec_of = self._spec_of
+            self._lobby = self._lobby or RayLobby(self.whole, self._answer)
             parts = job, self.layout, trial, self._lobby, say
             self._parts = self.learning = self._behaviours = RayBehaviours(*parts)
             self.buffers = self.learning.trainees[self.learning.mains[0]].buffers
@@ -258,6 +255,8 @@ class _RayTraining(JobTraining):
             self.learning = Trainees(job, trainee)
             self.buffers = trainee.buffers
             self.stack.callback(trainee.close)
+        if self._lobby is not None:
+            self._lobby.spec_of = self._spec_of
         self.numbers, self._hub, self._names = self._parts.numbers, self._parts.hub, self._parts.names
         self._live: ReplicaSessions | None = None
         self._rollouts = {
@@ -282,8 +281,8 @@ class _RayTraining(JobTraining):
             parts = self.cluster.url, self.learning, self.config.model, self.progress
             doors = _wait_for_weights(*parts, self._has_published)
             self.urls = {**doors, **self.cluster.urls}
-        if self._behaviours is not None:
-            self._lobby.admit(self._behaviours.mains[0])
+        if self._lobby is not None:
+            self._lobby.admit(parse_contract(self.job.contract).behaviour)
         if self.rollouts:
             self.progress.say(
                 f"{sum(workers.num for workers in self._rollouts.values())} rollout workers step environments"
@@ -291,7 +290,7 @@ class _RayTraining(JobTraining):
 
     def _has_published(self) -> bool:
         """Whether replicas that join later find weights, too."""
-        return self._behaviours is None or self._behaviours.trainees[self._behaviours.mains[0]].published
+        return self._lobby is None or self.learning.trainees[self.learning.mains[0]].published
 
     def gamecores(self, doors: JobDoors | None = None) -> Gamecores:
         if self.waiting is None:
@@ -313,12 +312,16 @@ class _RayTraining(JobTraining):
             trainee.settle(self.end.left)
         return self._parts.settle(self.end.left)
 
-    def console(self, facts: Callable[[], dict[str, Any]]) -> contextlib.AbstractContextManager[object]:
+    @contextlib.contextmanager
+    def console(self, facts: Callable[[], dict[str, Any]]) -> Iterator[None]:
         live: contextlib.AbstractContextManager[ReplicaSessions | None] = contextlib.nullcontext()
         if self.actor:
             self._live = ReplicaSessions(self._names["sessions"])
             live = contextlib.closing(self._live)
-        return console_of_training(self.job, self.uri, facts, live, self.progress.say, self.finish)
+        with console_of_training(self.job, self.uri, facts, live, self.progress.say, self.finish) as url:
+            if self._live is not None and url:
+                self._live.tell(url)
+            yield
 
     def facts(self) -> dict[str, Any]:
         """The numbers of sessions on the replicas that answer: 0 until the first one has started."""
@@ -331,6 +334,7 @@ class _RayTraining(JobTraining):
         said: list[str] = []
         for key, request in take_requests(self._hub):
             if isinstance(request, Contract):
+                assert self._lobby is not None  # only its replicas ask
                 self._lobby.meet(key, request)
             else:
                 said += answer_request(self._hub, key, request, self._rollouts)
@@ -351,9 +355,11 @@ class _RayTraining(JobTraining):
 
     def _spec_of(self, behaviour: str) -> bytes:
         """What a replica needs to act for a behaviour; pickled, since the hub that passes it on must not load torch."""
-        assert self._behaviours is not None
-        part = self._behaviours.trainees[behaviour]
-        return pickle.dumps(_spec(self._behaviours.jobs[behaviour], self.actor, self.uri, part.names, part.buffers))
+        job, names, buffers = self.job, self._names, self.buffers
+        if self._behaviours is not None:
+            job, part = self._behaviours.jobs[behaviour], self._behaviours.trainees[behaviour]
+            names, buffers = part.names, part.buffers
+        return pickle.dumps(_spec(job, self.actor, self.uri, names, buffers, league=self._seats))
 
     def _answer(self, key: str, answer: object) -> None:
         self._hub.answer.remote(key, answer)

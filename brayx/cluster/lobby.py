@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 
 from brayx.actor.config import ActorConfig
 from brayx.cluster.hub import ask_job
-from brayx.errors import BadBody, BrayxError, DeadlineExceeded
+from brayx.errors import BadBody, DeadlineExceeded
+from brayx.faults import report
 from brayx.gamecore.contract import Contract
 from brayx.jobs.admission import MAX_BEHAVIOURS, Admission
 from brayx.jobs.config import JobConfig
@@ -67,8 +68,8 @@ class RayLobby:
             self._answer(key, refusal)
         elif name in self._held:
             self._held[name].keys.append(key)
-        elif len(self._acting) + len(self._held) >= MAX_BEHAVIOURS:
-            self._answer(key, BadBody(f"the job has {MAX_BEHAVIOURS} behaviours, the most it can have"))
+        elif (count := len(self._acting) + len(self._held)) >= (1 if self.job.leagues else MAX_BEHAVIOURS):
+            self._answer(key, BadBody(f"the job has {count} behaviours, the most it can have"))
         else:
             self._held[name] = _Held(contract.id, [key])
             self._arrived.append(contract)
@@ -117,7 +118,7 @@ class Joining:
         self, job: JobConfig, config: ActorConfig, hub: str, act: Callable[[ActorSpec], Awaitable[None]]
     ) -> None:
         self.admission = Admission(job, config, self._take)
-        self._hub, self._act = hub, act
+        self._hub, self._act, self._show_text = hub, act, config.show_errors is not False
         self._tasks = set[asyncio.Task[None]]()
 
     def acts(self, contract: Contract) -> None:
@@ -140,8 +141,9 @@ class Joining:
         refusal = ""
         try:
             await self._act(pickle.loads(await self._built(contract)))
-        except BrayxError as error:
-            refusal = error.message
+        except Exception as error:  # also an unexpected one: the starts would be held in vain
+            whose = f"behaviour {contract.behaviour!r}"
+            refusal = report(error, "a replica cannot act for it", whose, show_text=self._show_text).message
         self.admission.decide(contract.behaviour, refusal)
 
     async def _built(self, contract: Contract) -> bytes:

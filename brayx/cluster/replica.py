@@ -216,6 +216,10 @@ class ActorReplica(GrpcDoor, ActorService):
         """The application that Serve's ingress runs."""
         return self.door_app
 
+    def status(self) -> dict[str, Any]:
+        """See `ActorService.status`."""
+        return {**super().status(), "console": self._console.url}
+
     def answer(self, request: StepRequest, reply: Reply) -> None:
         """See `ActorService.answer`; this replica answers, or forwards to the session's owner."""
         if request.session in self.table or request.kind is StepKind.CALL:

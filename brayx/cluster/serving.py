@@ -241,6 +241,7 @@ class ConsoleReplica:
                     self._sessions.close()
                     raise
                 time.sleep(_AGAIN_S)
+        self._sessions.tell(self._console.url)
         logging.getLogger("ray.serve").info("the console is %s", self._console.url)
 
     async def __call__(self, request: Any = None) -> str:

@@ -23,6 +23,7 @@ from brayx.cluster.weight_store import KEPT_VERSIONS, create_weight_store, end_w
 from brayx.cluster.weights import fetch_newest
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.environments import normalises, policy_lag
+from brayx.jobs.recorded import record_contract
 from brayx.jobs.stored_models import initial_weights
 from brayx.model.build import build_model
 from brayx.temporary import temporary_folder
@@ -68,6 +69,8 @@ class RayTrainee:
         self.clerk = InProcessClerk(trial)
         # First, because an error in them should come before anything is started.
         weights = initial_weights(config, job.folder, self.clerk.call, self._module)
+        if job.contract is not None:
+            record_contract(trial, job.contract)
         run = trial.run_id
         actors = {name: f"{run}/buffer/{name}" for name in (*config.buffers, *config.eval_buffers)}
         parts = "weights", "moments", "sessions", "league"

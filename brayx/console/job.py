@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +26,7 @@ from brayx.console.port import ConsolePort
 from brayx.errors import ConfigError, StartupError
 from brayx.gamecore.auth import Keys
 from brayx.jobs.config import JobConfig, pool_name
+from brayx.jobs.progress import error_lines
 from brayx.league.files import levels_file
 from brayx.ports import is_loopback
 from brayx.recording.drawing import Drawing
@@ -115,7 +116,19 @@ def served_facts(status: Mapping[str, Any], follower: AliasFollower | None, numb
     """
     canaries = {} if follower is None else follower.shares()
     finite = {name: value for name, value in numbers.newest().items() if np.isfinite(value)}
-    return {**status, "canaries": canaries, "numbers": finite}
+    return {**status, "canaries": canaries, "numbers": finite, "notes": numbers.notes()}
+
+
+def with_refusals(facts: Mapping[str, Any], errors: Sequence[str] = ()) -> dict[str, Any]:
+    """Facts as from `served_facts`, in which the newest message of each kind of refusal stands in place of the notes.
+
+    Args:
+        facts: the facts.
+        errors: further lines of errors.
+    """
+    refused = {name: count for name, count in facts["numbers"].items() if name.startswith("requests_refused.")}
+    shown = {name: value for name, value in facts.items() if name != "notes"}
+    return {**shown, "errors": [*error_lines(refused, facts["notes"]), *errors]}
 
 
 def console_keys(job: JobConfig) -> str:

@@ -23,7 +23,7 @@ from brayx.actor.logs import SessionLogOpener
 from brayx.actor.models import ArmLike, Arms
 from brayx.actor.serving import Runtime, tracing_of
 from brayx.command_line import say
-from brayx.console.job import ConsoleJob, console_keys, open_console, served_facts
+from brayx.console.job import ConsoleJob, console_keys, open_console, served_facts, with_refusals
 from brayx.console.live import LiveSessions
 from brayx.gamecore.auth import Keys
 from brayx.jobs.checks import ports_of
@@ -31,7 +31,6 @@ from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.env_door import with_door
 from brayx.jobs.handles import offer
-from brayx.jobs.progress import error_lines
 from brayx.jobs.served import ServedModel, served_models
 from brayx.jobs.weights import acting_from, followed_by, pool_args, registered
 from brayx.league.served import ServedLeague, served_league
@@ -229,9 +228,7 @@ class Serving:
 
     def _console_facts(self) -> dict[str, Any]:
         head = {"project": self._job.project, "doors": dict(self.urls), "league": bool(self._job.leagues)}
-        facts = served_facts(self._facts(), self._follower, self._recorder)
-        refused = {name: count for name, count in facts["numbers"].items() if name.startswith("requests_refused.")}
-        return {**head, **facts, "errors": error_lines(refused, self._recorder.notes())}
+        return {**head, **with_refusals(served_facts(self._facts(), self._follower, self._recorder))}
 
     async def _start_work(self) -> None:
         if self._follower is not None:

@@ -46,7 +46,8 @@ class Duel(Side):
     """A game of two teams that say numbers: the greater sum wins. Only the end is rewarded."""
 
     def duel(self, contracts: Sequence[Mapping[str, Any]] = DUEL) -> None:
-        sessions, sums = [uuid.uuid4().hex for _ in range(2)], [0, 0]
+        game, sums = uuid.uuid4().hex, [0, 0]
+        sessions = [self.session(game, team) for team in range(2)]
         for session, contract in zip(sessions, contracts, strict=True):
             self.post("start", session, **contract)
         for _ in range(LENGTH):
@@ -55,6 +56,9 @@ class Duel(Side):
         won = (sums[0] > sums[1]) - (sums[0] < sums[1])
         for session, reward in zip(sessions, (won, -won), strict=True):
             self.post("stop", session, reward=float(reward), terminated=True)
+
+    def session(self, game: str, team: int) -> str:
+        return f"{game}{team}"
 
 
 class OfRivals(Duel):

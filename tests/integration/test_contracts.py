@@ -10,7 +10,7 @@ import json
 import re
 import threading
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,8 @@ from brayx.tracking import Trial, find, local_files, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
 from tests.end_to_end.test_game import Side, Three
-from tests.end_to_end.test_self_play import DUEL, Duels
+from tests.end_to_end.test_self_play import CONTRACT as SEAT
+from tests.end_to_end.test_self_play import DUEL, Duel, Duels
 from tests.end_to_end.test_self_play import OPTIONS as SELF_PLAY
 from tests.integration.conftest import Ingress
 from tests.integration.training import Training
@@ -197,7 +198,52 @@ def test_teams_are_learned_by_self_play(ingress: Ingress, tracking_db: str, capf
     assert re.search(r"main:1 +\d+ ", training.result.outcome), "the table has the first version"
     trial = training.result.trial
     assert find(f"models:/{LEARNED}-duel@champion", tracking_db).run_id == trial.run_id
-    assert training.result.numbers.keys() & {"league_win_rate.past", "league_win_rate.champion"}, "of past versions"
+    assert "league_win_rate.past" in training.result.numbers, "it learns against versions that are not the champion"
     with contextlib.closing(Ledger(books_file(trial), read_only=True)) as ledger:
-        past = [pair for pair in ledger.pairs() if any(member.version for member in pair)]
+        champion, pairs = ledger.champion(), ledger.pairs()
+    past = [pair for pair in pairs if any(member.version and member != champion for member in pair)]
     assert past, "games against past versions are counted"
+
+
+class Seats(Duel):
+    """A duel of which both sessions say whose game it is, and each its result."""
+
+    def duel(self, contracts: Sequence[Mapping[str, Any]] = (SEAT, SEAT)) -> None:
+        super().duel(contracts)
+
+    def session(self, game: str, team: int) -> str:
+        return f"{game}-agent-{team}"
+
+    def post(self, kind: str, session: str, **body: Any) -> Any:
+        if kind == "stop":
+            body["result"] = ["draw", "win", "loss"][int(body["reward"])]
+        return super().post(kind, session, **body)
+
+
+@pytest.mark.cluster
+def test_a_league_learns_from_the_first_game_what_it_plays(
+    ingress: Ingress, tracking_db: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    players = "{main: {role: main, snapshot_every: 300}, exploiter: {role: exploiter, of: main, share: 0.3}}"
+    league = f"league={{kind: league, model: model, players: {players}}}"
+    options = [*OPTIONS, "buffer.batch_size=2", "trainer.num_steps=1000000", "self_play=null", league]
+    said: list[str] = []
+
+    def says(pattern: str) -> bool:
+        said.append("".join(capfd.readouterr()))
+        return re.search(pattern, "".join(said)) is not None
+
+    with Training(JobConfig.load(TEMPLATES / "game.yaml", options), ingress, tracking_db) as training:
+        door = opened_door(training, ingress)
+        with Duels(door, Seats) as duels:
+            duels.may_learn.set()
+            training.until(lambda: says(r"main:1 is champion: "), "a snapshot plays")
+            other = Contract.parse({**SEAT, "behaviour": "other"})
+            with ContractClient(door, other, timeout_s=WAIT_S) as client, pytest.raises(BadBody, match='"other"'):
+                client.start()
+    result = training.result
+    assert result is not None
+    assert find(f"models:/{LEARNED}@champion", tracking_db).tags["brayx.contract"] == Contract.parse(SEAT).id
+    assert re.search(r"main:1 +\d+ ", result.outcome), "the table has the first version"
+    with contextlib.closing(Ledger(books_file(result.trial), read_only=True)) as ledger:
+        assert {member.player for pair in ledger.pairs() for member in pair} == {"main", "exploiter"}

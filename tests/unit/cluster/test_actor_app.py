@@ -10,14 +10,8 @@ from typing import Any, Literal
 import pytest
 from mlflow import MlflowClient
 
-from brayx.cluster.actor_app import (
-    _normalising,
-    _Refused,
-    _snapshots,
-    actor_spec,
-    application,
-    build_runtime,
-)
+from brayx.cluster.acting import _normalising, _Refused, _snapshots
+from brayx.cluster.actor_app import actor_spec, application, build_runtime
 from brayx.cluster.pool import PoolClient
 from brayx.cluster.replica import ActorReplica, ActorRuntime
 from brayx.engines.base import save_weights

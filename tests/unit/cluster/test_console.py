@@ -29,7 +29,14 @@ def test_sums_add_up_percentiles_are_the_largest_and_other_numbers_the_mean() ->
         {"ticks": 3.0, "tick_seconds.p99": 0.1},
     )
     replicas = [
-        {"sessions": count, "silent": 1, "registered": {"model": [version]}, "numbers": of_replica, "application": "a"}
+        {
+            "sessions": count,
+            "silent": 1,
+            "registered": {"model": [version]},
+            "numbers": of_replica,
+            "application": "a",
+            "notes": {},
+        }
         for count, version, of_replica in zip((1, 4), ("models:/m/2", "models:/m/1"), numbers, strict=True)
     ]
     together = merged(replicas)

@@ -82,6 +82,8 @@ async def test_a_replica_holds_starts_until_it_acts_and_asks_again_if_the_job_is
         return pickle.dumps(request.behaviour)
 
     async def act(spec: Any) -> None:
+        if spec == "thrower":
+            raise ValueError("no such layer")
         opened.append(spec)
 
     monkeypatch.setattr(module, "ask_job", ask_job)
@@ -94,6 +96,8 @@ async def test_a_replica_holds_starts_until_it_acts_and_asks_again_if_the_job_is
     assert (asked, opened) == (["runner"] * 2, ["runner"])
     with pytest.raises(BadBody, match="behaviour 'keeper' cannot be learned: no network for it"):
         await admit(start({**CONTRACT, "behaviour": "keeper"}))
+    with pytest.raises(BadBody, match=r"behaviour 'thrower' cannot be learned: .*ValueError: no such layer"):
+        await admit(start({**CONTRACT, "behaviour": "thrower"}))
     monkeypatch.setattr(module, "ask_job", lambda *request: asyncio.run(asyncio.sleep(0.01)) or ask_job(*request))
     held = asyncio.create_task(admit(start({**CONTRACT, "behaviour": "jumper"})))
     await until_awaited(lambda: joining._tasks, "it asks")
