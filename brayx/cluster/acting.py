@@ -23,7 +23,7 @@ from brayx.cluster.named import WEIGHT_STORE, get_actor
 from brayx.cluster.pool import PoolClient
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.replica import ActorRuntime
-from brayx.cluster.teams import TeamsInReplica
+from brayx.cluster.teams import GroupInReplica, TeamsInReplica
 from brayx.cluster.weights import WeightSubscriber, fetch_weights
 from brayx.engines import refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError
@@ -63,6 +63,7 @@ class Acting:
         self._learning: list[LocalModel | ModelClient] = []
         self._counting: list[Callable[[], Awaitable[None]]] = []
         self._recorders = [runtime.recorder]
+        self._group: GroupInReplica | None = None
 
     @property
     def first(self) -> AgentActorFactory | None:
@@ -105,7 +106,8 @@ class Acting:
         services = Services(models, buffers, recorder)
         served, run = spec.served_league, asyncio.to_thread if spec.pool is None else spec.pool.run
         contract = spec.config.get("contract")
-        factory = AgentActorFactory.of(
+        behaviour = "" if contract is None else Contract.parse(contract).behaviour
+        self.behaviours[behaviour] = AgentActorFactory.of(
             spec.actor,
             spec.agents,
             spec.folder,
@@ -113,12 +115,11 @@ class Acting:
             services,
             recorders=self._logs,
             arms=runtime.follower,
-            players=await self._players(spec, services, learners),
+            players=await self._players(spec, behaviour, services, learners),
             opponents=None if served is None else served.opponents(services, run),
             behaviours=self.behaviours,
             admit=runtime.admit,
         )
-        self.behaviours["" if contract is None else Contract.parse(contract).behaviour] = factory
         self._learning += learners.values()
 
     async def _learners(self, spec: ActorSpec, handles: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,16 +131,21 @@ class Acting:
         specs = {player: replace(spec, weights={**spec.weights, name: store}) for player, store in stores.items()}
         return {player: await _local_model(name, own, None, runtime) for player, own in specs.items()}
 
-    async def _players(self, spec: ActorSpec, services: Services, learners: Mapping[str, Any]) -> Players | None:
+    async def _players(
+        self, spec: ActorSpec, behaviour: str, services: Services, learners: Mapping[str, Any]
+    ) -> Players | None:
         """Gives sessions their players; None: there is no league, nor self-play."""
         if spec.league is not None:
             league = LeagueInReplica(spec.league, spec.folder, learners, services.recorder)
             self._counting.append(league.close)
-            return league.seats(await _snapshots(spec, league.config, self.runtime, league.weights), self._models)
+            seats = league.seats(await _snapshots(spec, league.config, self.runtime, league.weights), self._models)
+            await seats.open()
+            return seats
         if spec.self_play is not None:
             opponents = spec.self_play.config.league(spec.learned)
             snapshots = functools.partial(_snapshots, spec, opponents, self.runtime)
-            teams = TeamsInReplica(spec.self_play, services, snapshots)
+            self._group = self._group or GroupInReplica(spec.self_play.config)
+            teams = TeamsInReplica(spec.self_play, behaviour, self._group, services, snapshots)
             self._counting.append(teams.close)
             return teams.players
         return None

@@ -49,7 +49,7 @@ class RayBehaviours(Behaviours[RayTrainee]):
             stack.callback(trainee.close)
             super().__init__(job, trainee, lobby, say)
             self.hub, self.numbers, self.names = trainee.hub, trainee.numbers, trainee.names
-            self.jobs, self._self_plays = self._jobs, RaySelfPlays(say)
+            self.jobs, self._self_plays = self._jobs, RaySelfPlays(say, trainee.names["rivals"])
             self._trial, self._stack = trial, stack
             (name,) = self.mains
             lobby.expect(parse_contract(job.contract))
@@ -68,6 +68,7 @@ class RayBehaviours(Behaviours[RayTrainee]):
                 trial.finish("FAILED")
             raise
         self._stack.callback(_end, trainee)
+        trainee.names["rivals"] = self.names["rivals"]
         return trainee
 
     def look(self) -> None:

@@ -185,7 +185,9 @@ def _waiting(job: JobConfig, trial: Trial, uri: str, cluster: Cluster) -> Waitin
     from brayx.cluster.waiting import WaitingOnRay
 
     actor = actor_of(job)
-    names = {part: f"{trial.run_id}/{part}" for part in ("weights", "sessions", "league")} | {"hub": hub_name(trial)}
+    names = {part: f"{trial.run_id}/{part}" for part in ("weights", "sessions", "league", "rivals")} | {
+        "hub": hub_name(trial)
+    }
 
     def open_doors() -> dict[str, str]:
         tell_where(trial)
@@ -379,7 +381,9 @@ def _spec(
     weights[learned] = WeightSource(store=names.get("weights", ""))
     # The end of a training does not wait for games: replicas send their last episodes at once.
     hasty = job.actors[actor].model_copy(update={"drain_timeout_s": 0.0})
-    self_plays = [SelfPlaySpec(names["league"], options, learned) for options in job.self_plays.values()]
+    self_plays = [
+        SelfPlaySpec(names["league"], names["rivals"], options, learned) for options in job.self_plays.values()
+    ]
     return actor_spec(
         job.model_copy(update={"actors": {**job.actors, actor: hasty}}),
         actor,

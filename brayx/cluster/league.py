@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from brayx.league.gates import Verdict
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
+from brayx.league.rivals import Rivals
 from brayx.league.training import RunningLeague
 from brayx.model.snapshots import SnapshotFiles
 from brayx.types import Weights
@@ -47,6 +48,23 @@ class Learning:
     life: int = 0
 
 
+@dataclass(frozen=True)
+class Rival(Learning):
+    """A player of a league of rivals (`brayx.league.rivals`).
+
+    Attributes:
+        behaviour: the behaviour that it is.
+        config: its options.
+        weights: the folder of its snapshots' weights.
+        done: it learns no more.
+    """
+
+    behaviour: str = field(kw_only=True)
+    config: LeagueConfig = field(kw_only=True)
+    weights: str = field(kw_only=True)
+    done: bool = False
+
+
 class Drawn(NamedTuple):
     """A new game, and the players that learn now.
 
@@ -64,11 +82,13 @@ class LeagueProgress(NamedTuple):
 
     Attributes:
         env_steps: of all players that learn; None: not known since the actor's restart.
-        champion: its champion.
+        champions: the champions by player.
+        done: rivals that learn no more.
     """
 
     env_steps: int | None
-    champion: Member | None
+    champions: Mapping[str, Member]
+    done: Collection[str] = ()
 
 
 class _LeagueActor(League):
@@ -79,12 +99,14 @@ class _LeagueActor(League):
     ) -> None:
         super().__init__(config, Ledger(books), seed=seed)
         self._files = SnapshotFiles(Path(weights))
-        self._learning = dict(learning)
+        self._learning: Mapping[str, Any] = dict(learning)
         self._knows_learners = False
         self._env_steps: dict[str, int] = {}
 
     def progress(self) -> LeagueProgress:
-        return LeagueProgress(sum(self._env_steps.values()) if self._env_steps else None, self.champion())
+        champions = [champion for player in self.learners if (champion := self.champion_of(player)) is not None]
+        env_steps = sum(self._env_steps.values()) if self._env_steps else None
+        return LeagueProgress(env_steps, {champion.player: champion for champion in champions})
 
     def drawn(self, game: str) -> Drawn:
         return Drawn(self.draw(game), self._learning)
@@ -112,13 +134,42 @@ class _LeagueActor(League):
         return super().freeze(player, version, digest, env_steps)
 
     def crown(self, candidate: Member) -> Verdict:
-        return Verdict(True, "it is champion") if candidate == self.champion() else super().crown(candidate)
+        champion = self.champion_of(candidate.player)
+        return Verdict(True, "it is champion") if candidate == champion else super().crown(candidate)
 
-    def weights(self, version: int) -> Weights:
+    def weights(self, version: int, player: str) -> Weights:
         return self._files.read(version)
 
     def pid(self) -> int:
         return os.getpid()
+
+
+class _RivalsActor(_LeagueActor, Rivals):
+    """`Rivals` as a Ray actor. Players join by `due_of`, so that they do so again when it has restarted."""
+
+    def __init__(self, books: str, seed: int, learning: Mapping[str, Rival]) -> None:
+        configs: Any = {name: rival.config for name, rival in learning.items()}
+        super().__init__(configs, books, "", seed, learning)
+
+    def players(self) -> dict[str, str]:
+        return {rival.behaviour: name for name, rival in self._learning.items()}
+
+    def progress(self) -> LeagueProgress:
+        return super().progress()._replace(done=[name for name, rival in self._learning.items() if rival.done])
+
+    def due_of(self, player: str, env_steps: int, learning: Mapping[str, Rival]) -> str:  # type: ignore[override]
+        for name in learning.keys() - self._configs.keys():
+            self.join(name, learning[name].config)
+        return super().due_of(player, env_steps, learning)
+
+    def weights(self, version: int, player: str) -> Weights:
+        return SnapshotFiles(Path(self._learning[player].weights)).read(version)
+
+
+def create_rivals(name: str, books: Path, seed: int, learning: Mapping[str, Rival]) -> Any:
+    """As `create_league`, for rivals; their weights are in folders of their own."""
+    actor = named_actor(_RivalsActor, name, scheduling_strategy=on_this_node())
+    return actor.remote(str(books.absolute()), seed, dict(learning))
 
 
 def create_league(
@@ -158,7 +209,7 @@ class RemoteLeague(RunningLeague):
         self, actor: Any, learning: Mapping[str, Learning], say: Callable[[str], None], *, timeout_s: float = ANSWER_S
     ) -> None:
         self._actor = actor
-        self._learning = dict(learning)
+        self._learning: dict[str, Any] = dict(learning)
         self._say = say
         self._timeout_s = timeout_s
         self._away_since: float | None = None
@@ -196,3 +247,26 @@ class RemoteLeague(RunningLeague):
             raise
         self._away_since = None
         return answer
+
+
+class RemoteRival(RemoteLeague):
+    """The handle of one player's training of a league of rivals; it sees its own champion.
+
+    Args:
+        actor, say: as for `RemoteLeague`.
+        player: the player.
+        learning: the players, which all handles share; may grow.
+    """
+
+    def __init__(self, actor: Any, player: str, learning: dict[str, Rival], say: Callable[[str], None]) -> None:
+        super().__init__(actor, learning, say)
+        self.rival, self._learning = player, learning
+
+    def champion(self) -> Member | None:
+        """See `Rivals.champion_of`."""
+        champion: Member | None = self.call("champion_of", self.rival)
+        return champion
+
+    def candidates(self) -> list[Member]:
+        """See `Rivals.candidates_of`."""
+        return list(self.call("candidates_of", self.rival))

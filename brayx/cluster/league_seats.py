@@ -8,6 +8,7 @@ not count.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -103,7 +104,7 @@ class LeagueInReplica:
         self._spec, self.config, self._folder, self._models = spec, spec.config, folder, models
         self._recorder = recorder
         self._league = get_actor(spec.actor, THE_LEAGUE)
-        self.weights = functools.partial(snapshot_weights, self._league)
+        self.weights = functools.partial(snapshot_weights, self._league, "")
         self._open: dict[str, LearningPlayer] = {}
         self._seats: LeagueSeats | None = None
 
@@ -147,8 +148,8 @@ class LeagueInReplica:
         return opened
 
 
-async def snapshot_weights(league: Any, version: int) -> Weights:
-    """Fetches the weights of a snapshot from a league's actor.
+async def snapshot_weights(league: Any, player: str, version: int) -> Weights:
+    """Fetches the weights of a snapshot from a league's actor; of rivals, those of a player.
 
     Raises:
         VersionUnknown: the league does not have them.
@@ -156,7 +157,7 @@ async def snapshot_weights(league: Any, version: int) -> Weights:
     """
 
     async def call() -> Weights:
-        weights: Weights = await league.weights.remote(version)
+        weights: Weights = await league.weights.remote(version, player)
         return weights
 
     reply: Weights = await answer_with_retry(call, ANSWER_S, THE_LEAGUE)
@@ -225,6 +226,11 @@ class LeagueSeats:
             report=functools.partial(self._games.result, session),
             leave=functools.partial(self._leave, session),
         )
+
+    async def open(self) -> None:
+        """Opens the players' buffers, which the start of the first game would have to wait for."""
+        with contextlib.suppress(BrayxError):  # that start tries again
+            await self._draw("")
 
     async def close(self, timeout_s: float) -> None:
         """Sends the ended games for up to ``timeout_s``; counts the rest as lost."""

@@ -68,12 +68,12 @@ class RayTrainee:
         self.config = config = job.trainers[only("trainer", job.trainers)]
         self.clerk = InProcessClerk(trial)
         # First, because an error in them should come before anything is started.
-        weights = initial_weights(config, job.folder, self.clerk.call, self._module)
+        weights = initial_weights(config, job.folder, self.clerk.call, self.module)
         if job.contract is not None:
             record_contract(trial, job.contract)
         run = trial.run_id
         actors = {name: f"{run}/buffer/{name}" for name in (*config.buffers, *config.eval_buffers)}
-        parts = "weights", "moments", "sessions", "league"
+        parts = "weights", "moments", "sessions", "league", "rivals"
         self.names = {part: f"{run}/{part}" for part in parts} | {"hub": hub_name(trial)}
         self.names |= {f"buffer/{name}": actor for name, actor in actors.items()}
         self.names |= {"weights": store} if store else {}
@@ -130,7 +130,7 @@ class RayTrainee:
         self._settled: tuple[dict[str, float], dict[str, str]] | None = None
         self.ended = False
 
-    def _module(self) -> nn.Module:
+    def module(self) -> nn.Module:
         """The module as the learner builds it."""
         model = self.config.model
         module, _ = build_model(self._job.folder, self._job.models[model].module, model, self._job.as_dict())

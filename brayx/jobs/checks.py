@@ -101,8 +101,8 @@ def check_contract(job: JobConfig) -> None:
     """
     if job.needs_contract:
         raise ConfigError(
-            f"{job.file}: contract is null, and only `brayx train` learns it from the first game that connects, on Ray "
-            "without a league: name a file with --set contract=FILE, as `brayx check --contract FILE` reads it",
+            f"{job.file}: contract is null, and only `brayx train` learns it from the first game that connects: name a "
+            "file with --set contract=FILE, as `brayx check --contract FILE` reads it",
             key="contract",
         )
 

@@ -7,7 +7,7 @@ A fresh project's alias goes to the league's first champion. Knows nothing of se
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any
 
 from brayx.engines.base import check_weights, layout_of, load_weights
@@ -17,12 +17,14 @@ from brayx.jobs.config import JobConfig, only, pool_name
 from brayx.league.finding import books_of
 from brayx.league.ledger import Ledger
 from brayx.league.member import INCUMBENT, Member
-from brayx.model.snapshots import SnapshotFiles
+from brayx.model.snapshots import SnapshotFiles, digest_of
 from brayx.tracking import Trial, aliases, files_of, promote
 from brayx.types import Weights
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from brayx.league.training import RunningLeague
 
 ALIAS = "champion"
 
@@ -119,6 +121,34 @@ def meet_champion(
     if champion != member:
         ledger.crown(member)
         say(f"{member.label} is the champion to beat: the alias {ALIAS} of {pool} is at version {holder}")
+
+
+def freeze_champion(
+    league: RunningLeague,
+    known: Collection[int],
+    files: SnapshotFiles,
+    clerk: Any,
+    pool: str,
+    module: nn.Module,
+    say: Callable[[str], None],
+) -> None:
+    """As `meet_champion`, for one of several rivals: the version with the alias becomes a snapshot that can be met.
+
+    Args:
+        league: the league, in which the player is `RunningLeague.rival`.
+        known: versions of the player that the league has met.
+        files, clerk, module, say: as for `meet_champion`.
+        pool: name of the registered model.
+    """
+    holder = clerk.call(alias_of, pool)
+    if holder is None or holder in known:
+        return
+    try:
+        weights = put_weights(files, clerk, pool, holder, module)
+    except BadWeights as error:
+        say(f"version {holder} of {pool}, its champion, does not fit this model: {error.message}")
+    else:
+        league.freeze(league.rival, holder, digest_of(weights), 0)
 
 
 def put_weights(files: SnapshotFiles, clerk: Any, pool: str, version: int, module: nn.Module) -> Weights:

@@ -150,7 +150,10 @@ class ServedPool:
             return self._version(request.value)
         if request.key == "level":
             if self.levels is None:
-                raise LeagueError("the league has no levels yet: `brayx league calibrate` measures them")
+                raise LeagueError(
+                    "there are no levels: `brayx league calibrate` measures those of a league, and opponents of "
+                    'self-play are asked for by {"rating": NUMBER}'
+                )
             return ChosenOpponent.of(self.levels.level(request.value), request.value)
         if request.key == "player" and request.value in self.scripts:
             return ChosenOpponent(None, request.value, self.points.get(Member(request.value)))

@@ -1,15 +1,21 @@
 """`SelfPlays`: the self-play of all behaviours of a job, on any host.
 
-Knows nothing of when a behaviour begins to play itself.
+Knows nothing of when a behaviour begins to play itself, or others.
 """
 
 from __future__ import annotations
 
+import contextlib
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from brayx.errors import TrackingError
+from brayx.league.config import MAIN, POOLS
+from brayx.league.ledger import Ledger
+from brayx.league.member import INCUMBENT
 
 if TYPE_CHECKING:
     from brayx.league.training import LeagueTraining
@@ -68,3 +74,22 @@ class SelfPlays(Generic[P]):
 
     def _say_teams(self, name: str, teams: str) -> None:
         self._say(f"behaviour {name!r} has teams {teams}: one learns, past versions of its model play the others")
+
+    def _say_rival(self, name: str, teams: str) -> None:
+        self._say(f"behaviour {name!r} has team {teams}: while another team learns, past versions of its model play")
+
+
+def player_name(behaviour: str, taken: Collection[str]) -> str:
+    """A behaviour's name as a player of a league, which is no other one's."""
+    name = re.sub(r"^(?=\d)|\W", "_", behaviour, flags=re.ASCII)
+    while name in (*taken, *POOLS, INCUMBENT, MAIN):
+        name += "_"
+    return name
+
+
+def players_before(books: Path) -> set[str]:
+    """The players with snapshots in the books of a trial: `MAIN` alone if its behaviour played itself, else rivals."""
+    if not books.exists():
+        return set()
+    with contextlib.closing(Ledger(books, read_only=True)) as ledger:
+        return {snapshot.member.player for snapshot in ledger.snapshots()}

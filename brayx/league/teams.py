@@ -107,6 +107,34 @@ class TeamPlayers:
         self.sides.steps += steps
 
 
+class TeamGroup:
+    """Behaviours that play against each other in one process, and their common sides.
+
+    Args:
+        config: options of the first.
+    """
+
+    def __init__(self, config: SelfPlayConfig) -> None:
+        self._sides, self._players = Sides(config), list[TeamPlayers]()
+
+    @property
+    def teams(self) -> set[int]:
+        """Their teams."""
+        return self._sides.teams
+
+    @property
+    def names(self) -> list[str]:
+        """Their names as players."""
+        return [players.name for players in self._players]
+
+    def take_in(self, players: TeamPlayers) -> None:
+        """Gives a behaviour's sessions the sides of the group; repeating it changes nothing."""
+        if players not in self._players:
+            self._sides.take_in(players.name, players.sides)
+            players.sides = self._sides
+            self._players.append(players)
+
+
 class CountingBuffer:
     """A buffer that counts the transitions which agents push to another one."""
 

@@ -8,36 +8,40 @@ doors or progress.
 
 from __future__ import annotations
 
-import contextlib
-import re
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from brayx.actor.agent import Services
 from brayx.actor.players import LearningPlayer
-from brayx.errors import BadWeights
 from brayx.jobs.champion import behaviour_pool
 from brayx.jobs.config import JobConfig, pool_name
 from brayx.jobs.contracts import RIVALS_TAG, SELF_PLAY_TAG
-from brayx.league.champion import alias_of, put_weights
-from brayx.league.config import MAIN, POOLS, LeagueConfig, SelfPlayConfig
+from brayx.league.champion import freeze_champion
+from brayx.league.config import MAIN, LeagueConfig, SelfPlayConfig
 from brayx.league.files import books_file
 from brayx.league.games import Finished, Game
 from brayx.league.league import League
 from brayx.league.ledger import Ledger
-from brayx.league.member import INCUMBENT, Member
+from brayx.league.member import Member
 from brayx.league.rivals import Rivals
-from brayx.league.self_plays import SelfPlays
+from brayx.league.self_plays import SelfPlays, player_name, players_before
 from brayx.league.sides import Sides, Stretch
-from brayx.league.teams import CountingBuffer, TeamPlayers, counting, record_result, record_warning, services_of
+from brayx.league.teams import (
+    CountingBuffer,
+    TeamGroup,
+    TeamPlayers,
+    counting,
+    record_result,
+    record_warning,
+    services_of,
+)
 from brayx.local.league_training import LocalLeague, LocalLeagueTraining
 from brayx.local.trainee import LocalTrainee
 from brayx.metrics import Recorder
 from brayx.metrics.numbers import LocalNumbers
-from brayx.model.snapshots import SnapshotFiles, digest_of
+from brayx.model.snapshots import SnapshotFiles
 from brayx.replay.buffer import NullBuffer
 from brayx.tracking import Trial
 
@@ -116,16 +120,9 @@ class SelfPlay(LocalLeagueTraining):
         rivals, ledger = self._group.join(name, self._config, self._job.seed)
         self.league = RivalsLeague(rivals, self._players.sides, self.numbers, name, self._group.lock)
         self.league.draws = self._group.names[0] == name
-        holder = self._clerk.call(alias_of, pool)
         with self._group.lock:
             versions = {snapshot.member.version for snapshot in rivals.snapshots if snapshot.member.player == name}
-        if holder is not None and holder not in versions:  # the champion of an earlier training, which can be met
-            try:
-                weights = put_weights(files, self._clerk, pool, holder, module)
-            except BadWeights as error:
-                say(f"version {holder} of {pool}, its champion, does not fit this model: {error.message}")
-            else:
-                self.league.freeze(name, holder, digest_of(weights), 0)
+        freeze_champion(self.league, versions, files, self._clerk, pool, module, say)
         with self._group.lock:
             return ledger, [member for member in rivals.pool if member.player == name]
 
@@ -193,39 +190,22 @@ class RivalsLeague(SidesLeague):
         return list(self.call("candidates_of", self.rival))
 
 
-class RivalGroup:
+class RivalGroup(TeamGroup):
     """The behaviours of a job that play against each other.
 
-    Attributes:
-        clerk: writes the trial with their books: that of one of them, since one that plays itself has books, too.
-        lock: guards their league and sides.
-
     Args:
-        clerk: as above.
+        clerk: writes the trial with their books: that of one of them, since one that plays itself has books, too.
         config: options of the first.
+
+    Attributes:
+        clerk: as given.
+        lock: guards their league and sides.
     """
 
     def __init__(self, clerk: Clerk, config: SelfPlayConfig) -> None:
+        super().__init__(config)
         self.clerk, self.lock = clerk, threading.Lock()
-        self._sides, self._players = Sides(config), list[TeamPlayers]()
         self._league: tuple[Rivals, Ledger] | None = None
-
-    @property
-    def teams(self) -> set[int]:
-        """Their teams."""
-        return self._sides.teams
-
-    @property
-    def names(self) -> list[str]:
-        """Their names as players."""
-        return [players.name for players in self._players]
-
-    def take_in(self, players: TeamPlayers) -> None:
-        """Gives a behaviour's sessions the sides of the group; repeating it changes nothing."""
-        if players not in self._players:
-            self._sides.take_in(players.name, players.sides)
-            players.sides = self._sides
-            self._players.append(players)
 
     def join(self, player: str, config: LeagueConfig, seed: int) -> tuple[Rivals, Ledger]:
         """Adds a player to the league; returns the league and its books."""
@@ -274,7 +254,7 @@ class LocalSelfPlays(SelfPlays[SelfPlay]):
         """
         for options in job.self_plays.values():
             waiting = self._waiting[name] = _Waiting(job, trainee, TeamPlayers(options, services))
-            if trainee.clerk.may_resume and (before := _players_before(books_file(trainee.clerk.trial()))):
+            if trainee.clerk.may_resume and (before := players_before(books_file(trainee.clerk.trial()))):
                 waiting.is_resumed = MAIN in before
                 self._resumed = self._resumed if waiting.is_resumed else trainee.clerk
             return waiting.players
@@ -337,22 +317,4 @@ class LocalSelfPlays(SelfPlays[SelfPlay]):
         elif group is None:
             self._say_teams(name, teams)
         else:
-            self._say(
-                f"behaviour {name!r} has team {teams}: while another team learns, past versions of its model play"
-            )
-
-
-def player_name(behaviour: str, taken: Collection[str]) -> str:
-    """A behaviour's name as a player of a league, which is no other one's."""
-    name = re.sub(r"^(?=\d)|\W", "_", behaviour, flags=re.ASCII)
-    while name in (*taken, *POOLS, INCUMBENT, MAIN):
-        name += "_"
-    return name
-
-
-def _players_before(books: Path) -> set[str]:
-    """The players with snapshots in the books of a trial: `MAIN` alone if its behaviour played itself, else rivals."""
-    if not books.exists():
-        return set()
-    with contextlib.closing(Ledger(books, read_only=True)) as ledger:
-        return {snapshot.member.player for snapshot in ledger.snapshots()}
+            self._say_rival(name, teams)

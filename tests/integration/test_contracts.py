@@ -33,9 +33,10 @@ from brayx.model.build import build_model
 from brayx.tracking import Trial, find, local_files, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
+from brayx.urls import sqlite_path
 from tests.end_to_end.test_game import Side, Three
 from tests.end_to_end.test_self_play import CONTRACT as SEAT
-from tests.end_to_end.test_self_play import DUEL, Duel, Duels
+from tests.end_to_end.test_self_play import DUEL, RIVALS, Duel, Duels
 from tests.end_to_end.test_self_play import OPTIONS as SELF_PLAY
 from tests.integration.conftest import Ingress
 from tests.integration.training import Training
@@ -203,6 +204,56 @@ def test_teams_are_learned_by_self_play(ingress: Ingress, tracking_db: str, capf
         champion, pairs = ledger.champion(), ledger.pairs()
     past = [pair for pair in pairs if any(member.version and member != champion for member in pair)]
     assert past, "games against past versions are counted"
+
+
+@pytest.mark.cluster
+def test_behaviours_of_different_teams_learn_against_each_other_s_past(
+    ingress: Ingress, tracking_db: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = [*OPTIONS, *SELF_PLAY, "trainer.num_steps=1000000", "self_play.snapshot_every=300"]
+    job = JobConfig.load(TEMPLATES / "game.yaml", [*options, f"contract={json.dumps(RIVALS)}"])
+    said: list[str] = []
+
+    def says(pattern: str) -> bool:
+        said.append("".join(capfd.readouterr()))
+        return re.search(pattern, "".join(said)) is not None
+
+    with Training(job, ingress, tracking_db) as training, Duels(opened_door(training, ingress), Rivalry) as duels:
+        duels.may_learn.set()
+        for team, name in enumerate(("striker", "keeper")):
+            training.until(lambda team=team, name=name: says(f"'{name}' has team {team}: while another"), "it begins")
+        for name in ("striker", "keeper"):
+            training.until(lambda name=name: says(f"'{name}': {name}:3 joins the pool"), "it learns")
+        (books,) = books_of(tracking_db)
+        training.until(lambda: past_players(books) == {"striker", "keeper"}, "past versions of both play")
+    with contextlib.closing(Ledger(books, read_only=True)) as ledger:
+        champions, pairs = {name: ledger.champion(name) for name in ("striker", "keeper")}, ledger.pairs()
+    assert all({member.player for member in pair} == {"striker", "keeper"} for pair in pairs), (
+        "each meets the other one"
+    )
+    for name, champion in champions.items():
+        assert champion is not None
+        assert find(f"models:/{LEARNED}-{name}@champion", tracking_db).version == champion.version
+
+
+def books_of(uri: str) -> list[Path]:
+    """The books of all leagues."""
+    database = sqlite_path(uri)
+    assert database is not None
+    return [*database.parent.glob("leagues/*/books.sqlite")]
+
+
+def past_players(books: Path) -> set[str]:
+    """The players of which past versions have played."""
+    with contextlib.closing(Ledger(books, read_only=True)) as ledger:
+        return {member.player for pair in ledger.pairs() for member in pair if member.version}
+
+
+class Rivalry(Duel):
+    """A duel of two behaviours."""
+
+    def duel(self, contracts: Sequence[Mapping[str, Any]] = RIVALS) -> None:
+        super().duel(contracts)
 
 
 class Seats(Duel):

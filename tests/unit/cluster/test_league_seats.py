@@ -138,6 +138,19 @@ async def test_games_are_drawn_by_the_league_played_here_and_counted_by_it(actor
     assert actor.league.counters() == {"counted": 2, "broken_off": 1, "contradictory": 1, "refused": 0}
 
 
+async def test_the_players_buffers_are_open_before_the_first_game_unless_the_league_is_away(actor: Actor) -> None:
+    replica = Replica(actor)
+    await replica.seats.open()
+    assert replica.followed == [*LEARNING.items()]
+    away = Replica(actor, timeout_s=0.05)
+    actor.gate.clear()
+    await away.seats.open()
+    actor.gate.set()
+    assert away.followed == []
+    await away.play("g")
+    assert away.followed == [*LEARNING.items()]
+
+
 async def test_sessions_that_start_at_once_share_one_draw(actor: Actor) -> None:
     replica = Replica(actor)
     seated = await asyncio.gather(*(replica.seats.seat(session) for session in sessions_of("g")))

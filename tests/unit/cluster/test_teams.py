@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.cluster import teams as module
-from brayx.cluster.league import Learning, _LeagueActor
-from brayx.cluster.teams import SelfPlaySpec, TeamsInReplica
+from brayx.cluster.league import Learning, Rival, _LeagueActor, _RivalsActor
+from brayx.cluster.teams import GroupInReplica, SelfPlaySpec, TeamsInReplica
 from brayx.jobs.progress import error_lines
 from brayx.league.config import MAIN, SelfPlayConfig
 from brayx.league.member import Member
@@ -28,8 +29,28 @@ LEARNING = {MAIN: Learning({"buffer": "buffer"}, "hub")}
 CONFIG = SelfPlayConfig.model_validate({"against": {"uniform": 1}, "gate": {"share": 0.0}, "team_every": 1000})
 
 
-class Replica:
-    """A behaviour's self-play in a replica; its league's actor can be found once ``is_started``."""
+class Behaviour:
+    """A behaviour's self-play in a replica."""
+
+    def __init__(self, name: str, group: GroupInReplica) -> None:
+        self.buffer, self.numbers = Buffer(), Recorder()
+        services = Services({"model": choosing(LEARNER, 7)}, {"buffer": self.buffer}, self.numbers)
+        self.teams = TeamsInReplica(SelfPlaySpec("league", "rivals", CONFIG, "model"), name, group, services, _past)
+        agent = AgentConfig.model_validate({"module": "brayx.actor.contract_agent", "class": "ContractAgent"})
+        job = {"seed": 0, "mode": "train", "agent": {"options": {}}, "contract": CONTRACT}
+        actor = ActorConfig(agents=["agent"], serialize="contract", episode_length=4)
+        self.factory = AgentActorFactory.of(actor, {"agent": agent}, ".", job, services, players=self.teams.players)
+
+    async def start(self, session: str, team: int, **options: Any) -> AgentActor:
+        return await start(self.factory, session, team, **options)
+
+
+async def _past(fetch: Any) -> Any:
+    return choosing(PAST, 1)
+
+
+class Replica(Behaviour):
+    """A behaviour that plays itself; its league's actor can be found once ``is_started``."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         config = CONFIG.league("model")
@@ -37,19 +58,7 @@ class Replica:
         self.actor, self.is_started = Actor(lambda: _LeagueActor(*parts)), False
         monkeypatch.setattr(module, "find_actor", lambda name: self.actor if self.is_started else None)
         monkeypatch.setattr(module, "SnapshotModel", lambda snapshots, version: snapshots)
-        self.buffer, self.numbers = Buffer(), Recorder()
-        services = Services({"model": choosing(LEARNER, 7)}, {"buffer": self.buffer}, self.numbers)
-        self.teams = TeamsInReplica(SelfPlaySpec("league", CONFIG, "model"), services, self._snapshots)
-        agent = AgentConfig.model_validate({"module": "brayx.actor.contract_agent", "class": "ContractAgent"})
-        job = {"seed": 0, "mode": "train", "agent": {"options": {}}, "contract": CONTRACT}
-        actor = ActorConfig(agents=["agent"], serialize="contract", episode_length=4)
-        self.factory = AgentActorFactory.of(actor, {"agent": agent}, ".", job, services, players=self.teams.players)
-
-    async def _snapshots(self, fetch: Any) -> Any:
-        return choosing(PAST, 1)
-
-    async def start(self, session: str, team: int, **options: Any) -> AgentActor:
-        return await start(self.factory, session, team, **options)
+        super().__init__("agent", GroupInReplica(CONFIG))
 
     async def begin(self) -> None:
         """Begins the league, with one past version."""
@@ -144,3 +153,54 @@ async def test_the_next_team_learns_at_its_turn_also_if_the_league_restarts(repl
     for actor in (first, second):
         await actor.stop(b"")
         await actor.on_end("stop")
+
+
+async def test_behaviours_of_different_teams_learn_in_turns_against_each_other_s_past_in_one_league(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learning = {
+        name: Rival(
+            {"buffer": "buffer"}, "hub", behaviour=f"the {name}", config=CONFIG.league("model", name), weights=""
+        )
+        for name in ("striker", "keeper")
+    }
+    actor = Actor(lambda: _RivalsActor(str(tmp_path / "books.sqlite"), 0, {"striker": learning["striker"]}))
+    monkeypatch.setattr(module, "find_actor", lambda name: actor if name == "rivals" else None)
+    monkeypatch.setattr(module, "SnapshotModel", lambda snapshots, version: snapshots)
+    group = GroupInReplica(CONFIG)
+    striker, keeper = behaviours = [Behaviour(f"the {name}", group) for name in learning]
+    waiting = [await behaviour.start(f"early {team}", team) for team, behaviour in enumerate(behaviours)]
+    actor.league.freeze("striker", 1, "striker's", 10)
+    await striker.teams.look()
+    await keeper.teams.look()
+    assert striker.teams.players.league is keeper.teams.players.league is None, "the keeper has not joined"
+    actor.league.due_of("striker", 0, learning)
+    actor.league.freeze("keeper", 1, "keeper's", 10)
+    for learns, other, env_steps in ((striker, keeper, 0), (keeper, striker, 1000)):
+        actor.league.due_of("striker", env_steps, learning)
+        for behaviour in (*behaviours, *behaviours):
+            await behaviour.teams.look()
+        playing = {
+            behaviour: await behaviour.start(f"{env_steps} {team}", team) for team, behaviour in enumerate(behaviours)
+        }
+        for _ in range(3):
+            assert await tick(playing[learns]) == LEARNER
+            assert await tick(playing[other]) == PAST
+        before = len(other.buffer.fragments)
+        await finish(playing[learns], reward=1.0)
+        await finish(playing[other], reward=-1.0)
+        await until_awaited(lambda n=learns.numbers: "league_win_rate.past" in n.summary(), "the result is recorded")
+        assert learns.buffer.fragments[-1].action.tolist() == [LEARNER] * 3
+        assert len(other.buffer.fragments) == before, "what its past did is not learned from"
+        names = [behaviour.teams.players.name for behaviour in (learns, other)]
+        assert actor.league.payoff.pair(Member(names[0]), Member(names[1], 1)).wins == 1
+    actor.restart()
+    learning["striker"] = replace(learning["striker"], done=True)
+    actor.league.due_of("keeper", 0, learning)
+    assert actor.league.players() == {"the striker": "striker", "the keeper": "keeper"}, "it has joined again"
+    await keeper.teams.look()
+    assert striker.teams.players.sides.done == {"striker"}
+    for session in waiting:
+        await session.on_end("lost")
+    for behaviour in behaviours:
+        await behaviour.teams.close()

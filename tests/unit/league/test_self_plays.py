@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 
-from brayx.cluster.self_play import RaySelfPlays
 from brayx.errors import TrackingError
 from brayx.league import self_plays as module
-from brayx.league.config import SelfPlayConfig
 from brayx.league.self_plays import SelfPlays
 
 
@@ -32,26 +30,4 @@ def test_each_outage_of_mlflow_is_said_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert said == [
         f"behaviour {name!r} waits with its self-play until MLflow answers: MLflow does not answer"
         for name in ("duel", "chase")
-    ]
-
-
-def test_behaviours_that_play_different_teams_on_a_cluster_are_named_once() -> None:
-    said: list[str] = []
-    plays = RaySelfPlays(said.append)
-
-    def trainee(*teams: int) -> Any:
-        numbers = {f"self_play_teams.{team}": 1.0 for team in teams}
-        return SimpleNamespace(
-            numbers=SimpleNamespace(newest=lambda: numbers), learner=SimpleNamespace(running=not teams)
-        )
-
-    jobs: Any = dict.fromkeys(
-        ("duel", "striker", "keeper", "other"), SimpleNamespace(self_plays={"": SelfPlayConfig()})
-    )
-    plays.look(jobs, {"duel": trainee(0, 1), "striker": trainee(0), "other": trainee()})
-    assert said == []
-    for _ in range(2):
-        plays.look(jobs, {"striker": trainee(0), "keeper": trainee(1), "other": trainee()})
-    assert said == [
-        "behaviours striker, keeper play different teams: on a cluster they learn against each other as they are"
     ]

@@ -25,7 +25,7 @@ from brayx.league.member import Member
 from brayx.league.rivals import Rivals
 from brayx.league.teams import CountingBuffer, TeamPlayers
 from brayx.local import self_play as module
-from brayx.local.self_play import LocalSelfPlays, RivalGroup, RivalsLeague, SidesLeague, player_name
+from brayx.local.self_play import LocalSelfPlays, RivalGroup, RivalsLeague, SidesLeague
 from brayx.metrics import Recorder
 from brayx.replay.buffer import NullBuffer
 from tests.unit.actor.test_contract_agent import Buffer, Fixed
@@ -339,4 +339,4 @@ def test_a_rival_whose_start_failed_begins_among_its_rivals_with_its_team(monkey
     ("behaviour", "name"), [("Striker?team=1", "Striker_team_1"), ("2nd", "_2nd"), ("past", "past_"), ("a", "a_")]
 )
 def test_a_behaviour_is_a_player_by_a_plain_name_of_its_own(behaviour: str, name: str) -> None:
-    assert player_name(behaviour, ["a"]) == name
+    assert self_plays.player_name(behaviour, ["a"]) == name
