@@ -183,6 +183,7 @@ class _Parent(Recorder):
         about, weights = self._ask("begin")
         job = JobConfig.of(about["job"], about["folder"])
         config = job.trainers[only("trainer", job.trainers)]
+        torch.set_num_threads(config.threads)  # before the first operation: a fork must not use several
         torch.manual_seed(job.seed)
         model = job.models[config.model]
         module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, about["job"])

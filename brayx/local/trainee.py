@@ -70,6 +70,7 @@ class LocalTrainee:
         totals = clerk.totals()
         self.numbers = LocalNumbers(totals, config.x_axis)
         self.numbers.listen(clerk.push)
+        torch.set_num_threads(config.threads)
         torch.manual_seed(job.seed)
         module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, as_dict)
         if (weights := initial_weights(config, job.folder, clerk.call, lambda: module)) is not None:
@@ -112,7 +113,6 @@ class LocalTrainee:
         }
         child = child or learner_child(job)
         if child is not None:
-            torch.set_num_threads(config.threads)  # the acting model's; the loop sets those of its own process
             loop: Callable[..., Loop] = functools.partial(ChildLoop, child, weights=weights, **parts)
         else:
             hooks = load_hooks(config.hooks, job.folder) if config.hooks else Hooks()
