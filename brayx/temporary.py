@@ -54,7 +54,7 @@ def temporary_files(*, output: bool = False) -> Iterator[str]:
         variables["TMPDIR"] = str(folder)
         before = {name: os.environ.get(name) for name in variables}
         _folders.append(folder)
-        _output_parents.append(str(folder) if output else tempfile.gettempdir())
+        _output_parents.append(str(folder) if output else _output_parent())
         os.environ.update(variables)
         tempfile.tempdir = str(folder)
         try:
@@ -90,13 +90,18 @@ def temporary_folder(name: str, parent: str | os.PathLike[str] | None = None) ->
 def output_folder() -> Iterator[Path]:
     """A new folder for the output of games. Files that are left in it outlive this process; a later process removes
     them after a week."""
-    folder, lock = _new_folder(_output_parents[-1] if _output_parents else tempfile.gettempdir(), _OUTPUT)
+    folder, lock = _new_folder(_output_parent(), _OUTPUT)
     try:
         yield folder
     finally:
         with contextlib.suppress(OSError):  # not empty
             folder.rmdir()
         systems.close(lock)
+
+
+def _output_parent() -> str:
+    """Where the output of failed games goes."""
+    return _output_parents[-1] if _output_parents else tempfile.gettempdir()
 
 
 def remove_temporary_files() -> None:

@@ -23,6 +23,7 @@ from brayx.children import Channel, Child, ChildDied, RequestFailed
 from brayx.errors import BrayxError, TrackingError
 from brayx.garbage import importing
 from brayx.metrics import BEST_METRIC, Drained, XAxis
+from brayx.temporary import temporary_files
 from brayx.tracking import Status, Trial
 from brayx.tracking.options import Options
 from brayx.tracking.store import import_mlflow, telling
@@ -63,15 +64,16 @@ def started_early() -> Iterator[None]:
 
     It imports MLflow for two seconds, which would otherwise fall into the first steps of games and learner.
     """
-    child = _child()
-    child.start()
-    _early.append(child)
-    try:
-        yield
-    finally:
-        if child in _early:
-            _early.remove(child)
-            child.end()
+    with temporary_files():  # also MLflow's: its ONNX Runtime leaves a file there
+        child = _child()
+        child.start()
+        _early.append(child)
+        try:
+            yield
+        finally:
+            if child in _early:
+                _early.remove(child)
+                child.end()
 
 
 class ClerkProcess:

@@ -19,7 +19,7 @@ import os, sys
 from pathlib import Path
 from brayx.temporary import output_folder, temporary_files, temporary_folder
 
-with temporary_files() as folder, temporary_folder("checkpoint") as inner, output_folder() as output:
+with temporary_files(), temporary_files(), temporary_folder("checkpoint") as inner, output_folder() as output:
     (inner / "half").write_text("a")
     (output / "game.txt").write_text("an error")
     {then}
