@@ -6,6 +6,7 @@ import math
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import IO, Annotated, Any
@@ -335,7 +336,7 @@ def _curves(episode: reader.Recording) -> RecordedCurvesDocument:
     bodies = SessionBodies(_body(episode.start))
     curves = {
         name: array.astype(float).tolist()
-        for name, array in (arrays | _labelled(arrays, bodies.labels)).items()
+        for name, array in (arrays | labelled(arrays, bodies.labels)).items()
         if array.ndim == 1 and array.dtype.kind in "biuf" and np.isfinite(array).all()
     }
     if "reward" not in curves:
@@ -347,14 +348,17 @@ def _curves(episode: reader.Recording) -> RecordedCurvesDocument:
     return RecordedCurvesDocument(ticks=numbers, curves=curves)
 
 
-def _labelled(arrays: Mapping[str, np.ndarray], labels: Mapping[str, Sequence[str]]) -> dict[str, np.ndarray]:
-    """The columns of labelled observations ``[N, values]`` by their labels."""
-    columns: dict[str, np.ndarray] = {}
-    for path, array in arrays.items():
-        named = labels.get(path.rpartition("/")[2], ())
-        if array.ndim == 2 and array.shape[1] == len(named):
-            columns |= {f"{path} {label}" if label in arrays else label: array[:, i] for i, label in enumerate(named)}
-    return columns
+def labelled(arrays: Mapping[str, np.ndarray], labels: Mapping[str, Sequence[str]]) -> dict[str, np.ndarray]:
+    """The columns of labelled observations ``[N, values]`` by their labels, after the observation's name where another
+    array has the same."""
+    columns = {
+        (path, label): array[:, i]
+        for path, array in arrays.items()
+        if array.ndim == 2 and array.shape[1] == len(named := labels.get(path.rpartition("/")[2], ()))
+        for i, label in enumerate(named)
+    }
+    taken = Counter([*arrays, *(label for _, label in columns)])
+    return {f"{path} {label}" if taken[label] > 1 else label: array for (path, label), array in columns.items()}
 
 
 def _rewards(bodies: Sequence[Any]) -> list[float]:

@@ -18,6 +18,7 @@ from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.contract_rows import RowBodies
 from brayx.gamecore.contract_ticks import Tick
+from brayx.recording.columns import ERROR
 from brayx.recording.frames import is_image, png
 
 _SHOWN_VALUES = 256
@@ -118,8 +119,8 @@ def _is_set(value: Any) -> bool:
 
 
 def tick_of(tick: LiveTick, bodies: SessionBodies) -> TickDocument:
-    """The document of a tick, live or recorded."""
-    arrays = tick.arrays
+    """The document of a tick, live or recorded. A failed one has no arrays: a recording fills them with zeros."""
+    arrays = {} if tick.event.startswith(ERROR) else tick.arrays
     logits, mask, value = (named(arrays, name) for name in ("logits", "action_mask", "value"))
     version = arrays.get("policy_version")
     return TickDocument(

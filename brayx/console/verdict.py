@@ -35,7 +35,18 @@ _SAME = 1e-3
 """Greatest standard error of returns that count as the same, as a share of the curve's range."""
 
 State = Literal[
-    "none", "starting", "learning", "plateau", "stalled", "losing", "failing", "reached", "leading", "serving", "idle"
+    "none",
+    "starting",
+    "learning",
+    "unsure",
+    "plateau",
+    "stalled",
+    "losing",
+    "failing",
+    "reached",
+    "leading",
+    "serving",
+    "idle",
 ]
 Curve = Sequence[tuple[float, float]]
 
@@ -245,7 +256,7 @@ def _trend(numbers: dict[str, float], curve: Curve, up_s: float, target: float |
         return VerdictDocument(state="stalled", reason=LEVEL, values=values, advice=STALLED)
     values = {"rise": newest - before, "fall": before - newest, "steps": last - since}
     reason = STAYED if has_stayed else ROSE if newest > before else FELL
-    return VerdictDocument(state="learning", reason=reason, values=values)
+    return VerdictDocument(state="learning" if reason == ROSE else "unsure", reason=reason, values=values)
 
 
 def _is_plateau(

@@ -215,9 +215,12 @@ def kind_of(kind: Kind | str) -> Kind:
 
 
 def significant(value: float, digits: int = 4) -> str:
-    """A number with ``digits`` significant digits and never an exponent: ``0.8123``, ``21.5``, ``-1204``."""
-    if not math.isfinite(value) or value == 0:
+    """A number with ``digits`` significant digits and never an exponent: ``0.8123``, ``21.5``, ``-1204``. Below 1e-12,
+    sums differ by rounding only: it counts as 0."""
+    if not math.isfinite(value):
         return f"{value:g}"
+    if abs(value) < 1e-12:
+        return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if decimals else text

@@ -48,6 +48,7 @@ CHINESE: dict[str, str] = {
     # Verdicts
     "Just started": "刚刚开始",
     "It is learning": "正在学习",
+    "Too early to say": "下结论还太早",
     "No longer rising": "不再上升",
     "No progress": "没有进展",
     "Some games are failing": "有对局失败",

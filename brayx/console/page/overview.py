@@ -44,6 +44,7 @@ _STATES: dict[State, tuple[str, str]] = {
     "none": ("No job is running here", "gray"),
     "starting": ("Just started", "blue"),
     "learning": ("It is learning", "green"),
+    "unsure": ("Too early to say", "blue"),
     "plateau": ("No longer rising", "gray"),
     "stalled": ("No progress", "amber"),
     "losing": ("Some games are failing", "amber"),

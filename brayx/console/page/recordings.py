@@ -62,6 +62,7 @@ class _Recordings:
 
     def __init__(self, caller: ApiCaller, session: str) -> None:
         self._caller = caller
+        self._weights = tr("weights {number}", number="").strip()
         heading(tr("Recordings"))
         with ui.row().classes("w-full items-center gap-2"):
             self._session = _filter(ui.input(tr("Session or game"), placeholder="4f1c*, bot-7", value=session), "w-48")
@@ -77,7 +78,7 @@ class _Recordings:
         self._pages.on_value_change(self.panel.refresh)
 
     async def _load(self) -> RecordingsDocument:
-        played_by = (self._played_by.value or "").replace(tr("weights {number}", number="").strip(), "weights")
+        played_by = (self._played_by.value or "").replace(self._weights, "weights")
         query = {
             "session": self._session.value, "played_by": played_by, "end": self._end.value,
             "errors": self._errors.value or None, "min_return": self._least.value, "max_return": self._most.value,

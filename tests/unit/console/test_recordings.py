@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from brayx.console.api import create_app
-from brayx.console.recordings import RecordingsDocument
+from brayx.console.recordings import RecordingsDocument, labelled
 from brayx.console.source import Source
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_bodies import ContractBodies
@@ -69,6 +69,13 @@ async def test_bodies_by_contract_are_shown_as_values(tmp_path: Path, tracking_d
     assert shown["stop"] == crash
     labelled = {"altitude": [5.0, 2.5], "speed": [0.0, -1.0]}
     assert curves == {"ticks": [0, 1, 2], "curves": {**labelled, "reward": [0.0, 0.25, -2.0]}}
+
+
+def test_values_with_the_same_label_are_curves_of_their_observations() -> None:
+    arrays = {"obs/basket": np.array([[1.0, 4.0]]), "obs/apple": np.array([[2.0]]), "reward": np.array([3.0])}
+    labels = {"basket": ["place", "speed"], "apple": ["place"]}
+    curves = {name: array.tolist() for name, array in labelled(arrays, labels).items()}
+    assert curves == {"obs/basket place": [1.0], "obs/apple place": [2.0], "speed": [4.0]}
 
 
 async def test_the_stop_is_the_end_of_a_recording(tmp_path: Path, tracking_db: str) -> None:

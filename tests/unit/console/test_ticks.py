@@ -28,3 +28,10 @@ def test_a_tick_of_a_session_with_rows_is_shown_with_one_agent_or_several() -> N
     two = {name: np.tile(array, 2) for name, array in one.items()}
     several = tick_of(LiveTick(0, 0.0, 0.0, b"", b"", two, ""), bodies)
     assert (several.value, several.policy_version) == (None, None)
+
+
+def test_a_failed_tick_shows_no_zeros_as_an_action() -> None:
+    filled = {"action": np.array(0), "value": np.array(0.0), "logits": np.zeros(2), "policy_version": np.array(0)}
+    failed = tick_of(LiveTick(0, 0.0, 0.0, b"{}", b"", filled, "error: obs has shape [2]"), SessionBodies(None))
+    assert (failed.action, failed.value, failed.probabilities, failed.policy_version) == (None, None, None, None)
+    assert (failed.event, failed.arrays) == ("error: obs has shape [2]", {})

@@ -35,10 +35,10 @@ def test_a_rising_return_is_learning_with_its_share_and_the_time_left() -> None:
 
 def test_a_return_below_that_of_a_while_ago_has_fallen() -> None:
     falling = judged(PLAYED, [*RISING[:-5], *((step, value - 60.0) for step, value in RISING[-5:])])
-    assert (falling.state, falling.reason) == ("learning", verdict.FELL)
+    assert (falling.state, falling.reason) == ("unsure", verdict.FELL)
     assert falling.values["fall"] == pytest.approx(10.0)
     same = judged(PLAYED, [*RISING, *((50_000.0 + step, 500.0) for step in range(1000, 11_000, 1000))])
-    assert (same.state, same.reason) == ("learning", verdict.STAYED)
+    assert (same.state, same.reason) == ("unsure", verdict.STAYED)
 
 
 def test_a_return_that_stays_level_is_stalled_but_not_at_once() -> None:
@@ -47,8 +47,8 @@ def test_a_return_that_stays_level_is_stalled_but_not_at_once() -> None:
     assert (stalled.state, stalled.reason, stalled.advice) == ("stalled", verdict.LEVEL, verdict.STALLED)
     assert stalled.values["steps"] == pytest.approx(100_000, rel=0.05)
     assert (stalled.values["high"], stalled.values["peak"]) == (500.0, 50_000.0)
-    assert judged(PLAYED, level, up_s=10.0).state == "learning", "too early to say"
-    assert judged(PLAYED, [(1.0, 0.0), (2.0, 0.0)]).state == "learning"
+    assert judged(PLAYED, level, up_s=10.0).state == "unsure", "too early to say"
+    assert judged(PLAYED, [(1.0, 0.0), (2.0, 0.0)]).state == "unsure"
 
 
 def test_a_return_that_stays_at_its_highest_may_be_finished() -> None:
