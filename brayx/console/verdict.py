@@ -26,6 +26,8 @@ _QUIET_S = 180.0
 games that crash are started again."""
 _JUDGED_S = 120.0
 """A return that does not rise counts as stalled only after this time."""
+_MANY_GAMES = 20
+"""Games from which their mean return says something."""
 _FEW_POINTS = 12
 _RISE = 0.02
 """Least rise of a return that counts, as a share of the curve's range."""
@@ -68,8 +70,10 @@ SILENT = (
 ADVICE = (CONTINUES, RESTARTS, PROCESS, WATCH, CONNECT, REFUSED, STALLED, FINISHED, SILENT)
 LOST = "{lost} of the last {total} games failed."
 UNHEARD = "The learner gets no env steps: {refused} requests were refused, most of them with the code {code}."
+REFUSALS = "{refused} requests could not be read, and only {games} games have ended."
 NO_GAME = "No game is playing, so there is nothing to learn from."
 BEGINS = "The first games are being played."
+NO_CURVE = "{games} games have ended, with a mean return of {value}. There is no curve yet."
 REACHED = "The return has reached its target."
 PLATEAU = "The return is {value}, about its highest, and has not risen for {steps} env steps."
 LEVEL = "The return has not risen for {steps} env steps: it was {high} at {peak}, and is {value} now."
@@ -85,8 +89,10 @@ NO_JOB = "No job is running here."
 REASONS = (
     LOST,
     UNHEARD,
+    REFUSALS,
     NO_GAME,
     BEGINS,
+    NO_CURVE,
     REACHED,
     PLATEAU,
     LEVEL,
@@ -154,7 +160,7 @@ def verdict_of_training(
     left_s = max(num_steps - steps, 0.0) / rate if num_steps and rate else None
     lost = _lost(numbers, errors, CONTINUES)
     verdict = lost if lost is not None and lost.state == "failing" else None
-    verdict = verdict or _unfed(numbers, errors, up_s, sessions) or lost
+    verdict = verdict or _unfed(numbers, errors, up_s, sessions) or _misread(numbers, errors) or lost
     verdict = verdict or (_leader(numbers) if league else _trend(numbers, curve, up_s, target))
     return verdict.model_copy(update={"share": share, "left_s": left_s})
 
@@ -224,6 +230,16 @@ def _unfed(numbers: dict[str, float], errors: Sequence[str], up_s: float, sessio
     return VerdictDocument(state="stalled", reason=NO_GAME, advice=CONNECT)
 
 
+def _misread(numbers: dict[str, float], errors: Sequence[str]) -> VerdictDocument | None:
+    """Games that send what is refused and go: neither games nor failed ones by the numbers; None: most end well."""
+    refused, games = numbers.get(f"requests_refused.{BadBody.code}", 0.0), numbers.get("games", 0.0)
+    if refused <= games:
+        return None
+    cause = _refusal(errors, BadBody.code)
+    values = {"refused": refused, "games": games}
+    return VerdictDocument(state="failing", reason=REFUSALS, values=values, advice=REFUSED, cause=cause)
+
+
 def _leader(numbers: dict[str, float]) -> VerdictDocument:
     """Who leads a league. Its mean return says nothing, since its players play each other."""
     points = points_of(numbers)
@@ -235,10 +251,15 @@ def _leader(numbers: dict[str, float]) -> VerdictDocument:
 
 def _trend(numbers: dict[str, float], curve: Curve, up_s: float, target: float | None) -> VerdictDocument:
     mean = numbers.get("episode_return.last100", math.nan)
-    if target is not None and mean >= target:
+    games = numbers.get("games_in_window", 0.0)
+    if target is not None and mean >= target and games >= _MANY_GAMES:
         return VerdictDocument(state="reached", reason=REACHED)
     if len(curve) < 2 or curve[0][0] == curve[-1][0]:
-        return VerdictDocument(state="starting", reason=BEGINS)
+        if games < _MANY_GAMES or math.isnan(mean):
+            return VerdictDocument(state="starting", reason=BEGINS)
+        return VerdictDocument(
+            state="unsure", reason=NO_CURVE, values={"games": numbers.get("games", games), "value": mean}
+        )
     (first, _), (last, newest) = curve[0], curve[-1]
     early = [value for step, value in curve if step <= first + (last - first) * 2 / 3]
     late = [value for step, value in curve if step > first + (last - first) * 2 / 3]

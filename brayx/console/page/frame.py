@@ -305,7 +305,7 @@ def result_text(result: ResultDocument | None, *, named: bool = True) -> str:
 
 def with_games(text: str, games: float | None) -> str:
     """A result with its number of games, if that is known."""
-    if games is None:
+    if not games:
         return text
     return f"{text} {tr('of 1 game') if games == 1 else tr('of {games} games', games=number(games))}"
 

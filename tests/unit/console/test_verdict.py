@@ -74,6 +74,18 @@ def test_a_target_that_is_reached_and_games_that_have_just_begun() -> None:
     reached = judged(PLAYED | {"episode_return.last100": 480.0}, RISING, target=475.0)
     assert (reached.state, reached.reason) == ("reached", verdict.REACHED)
     assert judged({"env_steps": 10.0, "env_steps_per_s": 5.0}, [], up_s=3.0).state == "starting"
+    few = {"episode_return.last100": 480.0, "games_in_window": 3.0}
+    assert judged(PLAYED | few, RISING, target=475.0).state == "learning", "three games may be lucky"
+    bare = judged(PLAYED | {"episode_return.last100": 377.0}, [])
+    assert (bare.state, bare.reason, bare.values) == ("unsure", verdict.NO_CURVE, {"games": 500.0, "value": 377.0})
+
+
+def test_games_whose_bodies_are_refused_count_as_failing() -> None:
+    numbers = PLAYED | {"games": 3.0, "requests_refused.bad_body": 571.0, "requests_refused.service_full": 9.0}
+    refused = judged(numbers, RISING, errors=[NAN], target=1.0)
+    assert (refused.state, refused.reason, refused.cause) == ("failing", verdict.REFUSALS, NAN)
+    assert (refused.values, refused.advice) == ({"refused": 571.0, "games": 3.0}, verdict.REFUSED)
+    assert judged(PLAYED | {"requests_refused.bad_body": 500.0}, RISING).state == "learning"
 
 
 def test_points_at_one_number_of_env_steps_say_nothing_yet() -> None:
