@@ -198,7 +198,8 @@ class ContractBodies:
             raise BadBody(f"the body has {len(body)} bytes, expected at least {end}: rewards and flags")
         *numbers, flags = self._head.unpack_from(body)
         if flags >= 2 * _WITHOUT_OBS:
-            raise BadBody(f"flags is {flags}, expected a number below {2 * _WITHOUT_OBS}", field="flags")
+            hint = ": it looks like JSON, but the contract's encoding is packed" if body[:1] == b"{" else ""
+            raise BadBody(f"flags is {flags}, expected a number below {2 * _WITHOUT_OBS}{hint}", field="flags")
         names, values = self.contract.rewards, self._values
         reward, rewards = values.read_reward(dict(zip(names, numbers, strict=True)) if names else numbers[0])
         tick = Tick({}, reward, rewards, bool(flags & TERMINATED), bool(flags & TRUNCATED))

@@ -200,6 +200,11 @@ def test_an_unknown_flag_of_a_packed_body_is_refused(flag: int) -> None:
         simple(encoding="packed").decode(bytes(body))
 
 
+def test_json_instead_of_a_packed_body_is_refused_by_the_encoding() -> None:
+    with pytest.raises(BadBody, match="looks like JSON, but the contract's encoding is packed"):
+        simple(encoding="packed").decode(b'{"obs": [0, 1, 2, 3], "reward": 0}')
+
+
 def test_the_values_of_a_msgpack_game() -> None:
     codec = bodies("msgpack")
     document = msgpack.unpackb(codec.encode_tick(OBS, {"win": 1}, mask={"dash": [0, 1]}))
