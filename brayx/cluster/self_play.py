@@ -52,7 +52,7 @@ class RaySelfPlay:
     league: RemoteLeague
 
     def __init__(
-        self, job: JobConfig, trainee: RayTrainee, say: Callable[[str], None], group: RivalGroup | None = None
+        self, job: JobConfig, trainee: RayTrainee, say: Callable[[str], None], group: RayRivalGroup | None = None
     ) -> None:
         self._job, self._trainee, self._say, self._group = job, trainee, say, group
         self.numbers = trainee.numbers
@@ -84,7 +84,7 @@ class RaySelfPlay:
         self.league = RemoteLeague(actor, learning, self._say)
         return actor
 
-    def _join(self, group: RivalGroup, files: SnapshotFiles) -> None:
+    def _join(self, group: RayRivalGroup, files: SnapshotFiles) -> None:
         """Joins the league of rivals; repeating it changes nothing."""
         job, trainee, player = self._league_job, self._trainee, self._player
         clerk, module = trainee.clerk, trainee.module()
@@ -127,7 +127,7 @@ class RaySelfPlay:
         self._stack.close()
 
 
-class RivalGroup:
+class RayRivalGroup:
     """The behaviours of a job that play against each other.
 
     Args:
@@ -171,7 +171,7 @@ class RaySelfPlays(SelfPlays[RaySelfPlay]):
     def __init__(self, say: Callable[[str], None], rivals: str) -> None:
         super().__init__(say)
         self._rivals = rivals
-        self._group: RivalGroup | None = None
+        self._group: RayRivalGroup | None = None
         self._teams = set[str]()
 
     def look(self, jobs: Mapping[str, JobConfig], trainees: Mapping[str, RayTrainee]) -> None:
@@ -207,7 +207,7 @@ class RaySelfPlays(SelfPlays[RaySelfPlay]):
         if self._group is None:
             trials = [trainee.trial for trainee in trainees.values()]
             resumed = (trial for trial in trials if players_before(books_file(trial)) - {MAIN})
-            self._group = RivalGroup(self._rivals, next(resumed, trainees[next(iter(teams))].trial))
+            self._group = RayRivalGroup(self._rivals, next(resumed, trainees[next(iter(teams))].trial))
         for name, team in teams.items():
             if self._begin(name, functools.partial(RaySelfPlay, jobs[name], trainees[name], group=self._group)):
                 self._teams.add(team)

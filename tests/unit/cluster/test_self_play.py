@@ -49,7 +49,7 @@ def test_behaviours_that_play_different_teams_join_one_league_whose_books_go_on(
     said: list[str] = []
     joined: list[tuple[str, str]] = []
 
-    def start_play(job: Any, trainee: Any, say: Any, group: module.RivalGroup | None = None) -> Any:
+    def start_play(job: Any, trainee: Any, say: Any, group: module.RayRivalGroup | None = None) -> Any:
         joined.append((trainee.trial.run_id, "" if group is None else group.trial.run_id))
         if len(joined) == 3:
             raise TrackingError("MLflow does not answer")
