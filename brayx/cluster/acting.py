@@ -151,10 +151,13 @@ class Acting:
         return None
 
     async def _close(self) -> None:
-        await asyncio.gather(*(close() for close in self._counting))  # first: they count the last games
+        # First: they count the last games.
+        failed = await asyncio.gather(*(close() for close in self._counting), return_exceptions=True)
         await asyncio.gather(*(asyncio.to_thread(recorder.close) for recorder in self._recorders))
         if self._spec.pool is not None and self._spec.pool.writes_results:
             await self._spec.pool.flush()
+        for error in filter(None, failed):
+            raise error
 
 
 def recorder_of(spec: ActorSpec) -> HubClient:

@@ -157,13 +157,15 @@ class Comparisons:
         with self._lock:
             running = self._kept.pop(key, None)
             if running is None or running.stopped or (running.arrays and running.ticks != ticks):
-                if self._newest is not None and self._newest.runs:
-                    if time.monotonic() < self._newest.asked_at + _FREE_S:
-                        raise ServiceFull(
-                            "another comparison runs, and only one can at a time: try again when it has ended"
-                        )
-                    self._newest.stop()
-                running = self._newest = _Comparison(key, folder, self._found(key), self._uri, self._trust, ticks)
+                newest = self._newest
+                if newest is not None and newest.runs and time.monotonic() < newest.asked_at + _FREE_S:
+                    raise ServiceFull(
+                        "another comparison runs, and only one can at a time: try again when it has ended"
+                    )
+                found = self._found(key)
+                if newest is not None and newest.runs:
+                    newest.stop()
+                running = self._newest = _Comparison(key, folder, found, self._uri, self._trust, ticks)
             if running.error is not None:
                 raise running.error
             running.asked_at = time.monotonic()

@@ -232,8 +232,9 @@ def _unfed(numbers: dict[str, float], errors: Sequence[str], up_s: float, sessio
 
 def _misread(numbers: dict[str, float], errors: Sequence[str]) -> VerdictDocument | None:
     """Games that send what is refused and go: neither games nor failed ones by the numbers; None: most end well."""
-    refused, games = numbers.get(f"requests_refused.{BadBody.code}", 0.0), numbers.get("games", 0.0)
-    if refused <= games:
+    refused, games = numbers.get(f"requests_refused.{BadBody.code}", 0.0), numbers.get("games_in_window", 0.0)
+    # Refusals are of the whole run: once so many games have ended well, they are of long ago.
+    if refused < _MANY_GAMES or refused <= games or games >= WINDOW_GAMES:
         return None
     cause = _refusal(errors, BadBody.code)
     values = {"refused": refused, "games": games}

@@ -76,8 +76,9 @@ def register_best(
     champion = _champion(name, trial.uri)
     # Rounded like the tags, so that registering the same version again does not lose against itself.
     other = "" if champion is None else _other_game(champion.tags, tags)
-    # The best of many returns in training is a lucky one: an evaluation says more, if both have had one.
-    by = "rating" if rating and champion is not None and "rating_games" in champion.tags else "return"
+    # The best of many returns in training is a lucky one: an evaluation says more, if both have had the same.
+    same = rating and champion is not None and champion.tags.get("rating_env") == rating["rating_env"]
+    by = "rating" if same else "return"
     stays = champion is not None and not other and _number(champion.tags, by) > _number(tags, by)
     alias = None if stays else "champion"
     last = trial.checkpoints()[-1]

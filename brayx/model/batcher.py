@@ -35,6 +35,8 @@ Result = TypeVar("Result")
 _STEP = 1.05
 """Each call moves the estimate of the median by this factor, up or down. A mean would follow the few calls that
 allocate memory, or are the first with new weights."""
+_LEAST_S = 1e-6
+"""Least first estimate: a coarse clock can read 0, which no factor would move."""
 
 
 class RowsFailed(Exception):
@@ -318,7 +320,7 @@ class Batcher(Generic[Row, Result]):
         results = self._call_run(rows, key)
         took_s, seconds = clock() - began, time.perf_counter() - started
         size_class = self._count(rows).bit_length()
-        typical_s = self._typical_s.get(size_class, min(took_s, self._inline_below_s))
+        typical_s = self._typical_s.get(size_class, min(max(took_s, _LEAST_S), self._inline_below_s))
         self._typical_s[size_class] = typical_s * _STEP if took_s > typical_s else typical_s / _STEP
         return results, seconds
 

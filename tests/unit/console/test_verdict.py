@@ -81,11 +81,17 @@ def test_a_target_that_is_reached_and_games_that_have_just_begun() -> None:
 
 
 def test_games_whose_bodies_are_refused_count_as_failing() -> None:
-    numbers = PLAYED | {"games": 3.0, "requests_refused.bad_body": 571.0, "requests_refused.service_full": 9.0}
+    numbers = PLAYED | {
+        "games_in_window": 3.0,
+        "requests_refused.bad_body": 571.0,
+        "requests_refused.service_full": 9.0,
+    }
     refused = judged(numbers, RISING, errors=[NAN], target=1.0)
     assert (refused.state, refused.reason, refused.cause) == ("failing", verdict.REFUSALS, NAN)
     assert (refused.values, refused.advice) == ({"refused": 571.0, "games": 3.0}, verdict.REFUSED)
-    assert judged(PLAYED | {"requests_refused.bad_body": 500.0}, RISING).state == "learning"
+    assert judged(PLAYED | {"requests_refused.bad_body": 500.0}, RISING).state == "learning", "it was mended"
+    once = {"games_in_window": 0.0, "requests_refused.bad_body": 1.0}
+    assert judged(PLAYED | once, RISING).state == "learning", "somebody tried the door"
 
 
 def test_points_at_one_number_of_env_steps_say_nothing_yet() -> None:
