@@ -32,7 +32,7 @@ from brayx.league.files import books_file
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.model.build import build_model
-from brayx.tracking import Trial, find, local_files, register
+from brayx.tracking import Trial, aliases, find, local_files, register
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters
 from brayx.urls import sqlite_path
@@ -181,17 +181,23 @@ def test_each_behaviour_learns_by_itself_and_has_its_champion(ingress: Ingress, 
         assert read_meta(local_files(champion, tracking_db))["job"]["network"]["hidden"] == hidden
 
 
-@pytest.mark.cluster
-def test_teams_are_learned_by_self_play(ingress: Ingress, tracking_db: str, capfd: pytest.CaptureFixture[str]) -> None:
-    contract = json.dumps(DUEL[0])
-    options = [*OPTIONS, *SELF_PLAY, "trainer.num_steps=1000000", "self_play.snapshot_every=300"]
-    job = JobConfig.load(TEMPLATES / "game.yaml", [*options, f"contract={contract}"])
+def sayings(capfd: pytest.CaptureFixture[str]) -> Callable[[str], bool]:
+    """A function that tells whether the process has said a pattern since now."""
     said: list[str] = []
 
     def says(pattern: str) -> bool:
         said.append("".join(capfd.readouterr()))
         return re.search(pattern, "".join(said)) is not None
 
+    return says
+
+
+@pytest.mark.cluster
+def test_teams_are_learned_by_self_play(ingress: Ingress, tracking_db: str, capfd: pytest.CaptureFixture[str]) -> None:
+    contract = json.dumps(DUEL[0])
+    options = [*OPTIONS, *SELF_PLAY, "trainer.num_steps=1000000", "self_play.snapshot_every=300"]
+    job = JobConfig.load(TEMPLATES / "game.yaml", [*options, f"contract={contract}"])
+    says = sayings(capfd)
     with Training(job, ingress, tracking_db) as training, Duels(opened_door(training, ingress)) as duels:
         duels.may_learn.set()
         training.until(lambda: says("behaviour 'duel' has teams 0, 1: one learns"), "it begins")
@@ -218,12 +224,7 @@ def test_behaviours_of_different_teams_learn_against_each_other_s_past(
 ) -> None:
     options = [*OPTIONS, *SELF_PLAY, "trainer.num_steps=1000000", "self_play.snapshot_every=300"]
     job = JobConfig.load(TEMPLATES / "game.yaml", [*options, f"contract={json.dumps(RIVALS)}"])
-    said: list[str] = []
-
-    def says(pattern: str) -> bool:
-        said.append("".join(capfd.readouterr()))
-        return re.search(pattern, "".join(said)) is not None
-
+    says = sayings(capfd)
     with Training(job, ingress, tracking_db) as training, Duels(opened_door(training, ingress), Rivalry) as duels:
         duels.may_learn.set()
         for team, name in enumerate(("striker", "keeper")):
@@ -284,17 +285,13 @@ def test_a_league_learns_from_the_first_game_what_it_plays(
     players = "{main: {role: main, snapshot_every: 300}, exploiter: {role: exploiter, of: main, share: 0.3}}"
     league = f"league={{kind: league, model: model, players: {players}}}"
     options = [*OPTIONS, "buffer.batch_size=2", "trainer.num_steps=1000000", "self_play=null", league]
-    said: list[str] = []
-
-    def says(pattern: str) -> bool:
-        said.append("".join(capfd.readouterr()))
-        return re.search(pattern, "".join(said)) is not None
-
+    says = sayings(capfd)
     with Training(JobConfig.load(TEMPLATES / "game.yaml", options), ingress, tracking_db) as training:
         door = opened_door(training, ingress)
         with Duels(door, Seats) as duels:
             duels.may_learn.set()
             training.until(lambda: says(r"main:1 is champion: "), "a snapshot plays")
+            training.until(lambda: aliases(LEARNED, tracking_db), "its alias is set, which follows the books")
             other = Contract.parse({**SEAT, "behaviour": "other"})
             with ContractClient(door, other, timeout_s=WAIT_S) as client, pytest.raises(BadBody, match='"other"'):
                 client.start()
