@@ -250,7 +250,7 @@ class RemoteLeague(RunningLeague):
 
 
 class RemoteRival(RemoteLeague):
-    """The handle of one player's training of a league of rivals; it sees its own champion.
+    """The handle of one player's training of a league of rivals.
 
     Args:
         actor, say: as for `RemoteLeague`.
@@ -261,12 +261,3 @@ class RemoteRival(RemoteLeague):
     def __init__(self, actor: Any, player: str, learning: dict[str, Rival], say: Callable[[str], None]) -> None:
         super().__init__(actor, learning, say)
         self.rival, self._learning = player, learning
-
-    def champion(self) -> Member | None:
-        """See `Rivals.champion_of`."""
-        champion: Member | None = self.call("champion_of", self.rival)
-        return champion
-
-    def candidates(self) -> list[Member]:
-        """See `Rivals.candidates_of`."""
-        return list(self.call("candidates_of", self.rival))

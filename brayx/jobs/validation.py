@@ -96,8 +96,8 @@ class Validation:
         merged, before = merged_options(values, own), self._sampling(values)
         for buffer, sampling in self._sampling(merged).items():
             given = own.get(buffer, {})
-            another = sampling.sampler != before.get(buffer, sampling).sampler  # and the job's batches fit its own
-            if another and isinstance(given, dict):
+            # The job's buffer has the batches of the job's algorithm.
+            if sampling.sampler != before.get(buffer, sampling).sampler and isinstance(given, dict):
                 merged[buffer] = {"kind": "buffer", **given}
         values = {key: merged[key] for key in merged if merged[key] is not None or key not in own}
         document = JobFile(values, {**self.document.lines, **lines}, self.document.file)

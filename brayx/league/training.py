@@ -59,7 +59,8 @@ class RunningLeague(abc.ABC):
     """The league that a training calls, perhaps in another thread or process: each host implements `call`.
 
     Attributes:
-        rival: of rivals, which have a model each, this training's player; empty: all players have one model.
+        rival: of rivals, which have a model each and their own champion, this training's player; empty: all players
+            have one model.
         draws: whether this training draws the league's pictures: of rivals, one does.
     """
 
@@ -71,7 +72,7 @@ class RunningLeague(abc.ABC):
         """Calls the method of the `League` with that name."""
 
     def champion(self) -> Member | None:
-        champion: Member | None = self.call("champion")
+        champion: Member | None = self.call("champion_of", self.rival)
         return champion
 
     def due(self, player: str, env_steps: int) -> str:
@@ -88,7 +89,7 @@ class RunningLeague(abc.ABC):
         return int(self.call("frozen_steps", player))
 
     def candidates(self) -> list[Member]:
-        return list(self.call("candidates"))
+        return list(self.call("candidates_of", self.rival) if self.rival else self.call("candidates"))
 
     def crown(self, candidate: Member) -> Verdict:
         verdict: Verdict = self.call("crown", candidate)

@@ -168,7 +168,7 @@ class SidesLeague(LocalLeague):
 
 
 class RivalsLeague(SidesLeague):
-    """A player's part of `Rivals`; it sees its own champion.
+    """A player's part of `Rivals`.
 
     Args:
         league, games, numbers: as for `LocalLeague`.
@@ -179,15 +179,6 @@ class RivalsLeague(SidesLeague):
     def __init__(self, league: Rivals, games: Sides, numbers: Recorder, player: str, lock: threading.Lock) -> None:
         super().__init__(league, games, numbers)
         self.rival, self._lock = player, lock
-
-    def champion(self) -> Member | None:
-        """See `Rivals.champion_of`."""
-        champion: Member | None = self.call("champion_of", self.rival)
-        return champion
-
-    def candidates(self) -> list[Member]:
-        """See `Rivals.candidates_of`."""
-        return list(self.call("candidates_of", self.rival))
 
 
 class RivalGroup(TeamGroup):

@@ -304,7 +304,7 @@ def result_text(result: ResultDocument | None, *, named: bool = True) -> str:
 
 
 def with_games(text: str, games: float | None) -> str:
-    """A result with its number of games, if that is known."""
+    """A result with its number of games; without it if that is not known or 0: points come without games, too."""
     if not games:
         return text
     return f"{text} {tr('of 1 game') if games == 1 else tr('of {games} games', games=number(games))}"
