@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -255,6 +256,7 @@ class Progress:
         self._said: set[str] = set()
         self._began = time.monotonic()
         self._drawing = threading.Lock()
+        self._kept: deque[str] = deque(maxlen=_MAX_LINES)
 
     def __enter__(self) -> Progress:
         if self._console.is_jupyter:
@@ -268,8 +270,10 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+        with self._drawing:
+            self._print_kept()
+            if self._live is not None:
+                self._live.stop()
 
     def pause(self) -> None:
         """Leaves the terminal to a debugger's prompt while the clock is held."""
@@ -278,9 +282,15 @@ class Progress:
                 self._live.stop()
 
     def say(self, text: str) -> None:
-        """Prints a text that stays, above the panel."""
-        line = f"[dim]{time.monotonic() - self._began:6.1f} s[/dim]  {escape(text)}"
-        self._console.print(line, highlight=False, soft_wrap=True)
+        """Prints a text that stays, above the panel; while a debugger's prompt holds the clock, after the prompt."""
+        with self._drawing:
+            self._kept.append(f"[dim]{time.monotonic() - self._began:6.1f} s[/dim]  {escape(text)}")
+            if not clock.is_held():
+                self._print_kept()
+
+    def _print_kept(self) -> None:
+        while self._kept:
+            self._console.print(self._kept.popleft(), highlight=False, soft_wrap=True)
 
     def update(
         self,
@@ -305,6 +315,7 @@ class Progress:
                 return
             if self._live is not None and not self._live.is_started:
                 self._live.start()
+            self._print_kept()
         # A game's own message only repeats the error.
         note = "; ".join(filter(None, [_not_written(numbers), "" if errors else note]))
         if self._show is not None:

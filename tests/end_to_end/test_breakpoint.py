@@ -25,7 +25,8 @@ from gym_agent import GymAgent
 class Stops(GymAgent):
     async def on_tick(self, state):
         await super().on_tick(state)
-        if state.tick == 3 and not Path("stopped").exists():
+        has_learned = state.step.policy_version > 2  # the first update made 2, and its numbers came before 3
+        if has_learned and state.tick == 3 and not Path("stopped").exists():
             Path("stopped").touch()
             answer = 6 * 7000
             breakpoint()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import pytest
 from rich.console import Console
 
+from brayx import clock
 from brayx.errors import AgentError
 from brayx.faults import AGENTS_LOGGER, report
 from brayx.jobs.progress import Progress, abandoned_line, dropped_line, error_lines, losses_of_recordings, tracebacks
@@ -75,6 +76,22 @@ def test_a_panel_on_a_terminal() -> None:
         "a gamecore ended",
     ):
         assert part in shown
+
+
+def test_what_is_said_during_a_prompt_is_printed_after_it() -> None:
+    out = io.StringIO()
+    with Progress("p / t", num_steps=100, console=Console(file=out, width=200)) as progress:
+        with clock.hold():
+            before = out.getvalue()
+            progress.say("first")
+            progress.say("second")
+            progress.update(NUMBERS)
+            assert out.getvalue() == before
+        progress.update(NUMBERS)
+        assert [line.split()[-1] for line in out.getvalue().splitlines()[1:3]] == ["first", "second"]
+        with clock.hold():
+            progress.say("third")
+    assert out.getvalue().endswith("third\n")
 
 
 def test_one_gamecore_may_play_several_sessions() -> None:
