@@ -60,12 +60,13 @@ class Patience:
         self._trouble_then = 0.0
         self._limit_s = FIRST_STEP_TIMEOUT_S
 
-    def is_over(self, numbers: Mapping[str, float], failures: int) -> bool:
+    def is_over(self, numbers: Mapping[str, float], failures: int, *, losing: bool = False) -> bool:
         """Whether to give up.
 
         Args:
             numbers: the hub's newest numbers.
             failures: number of gamecores that have failed so far.
+            losing: too large a share is lost, so `Losses` is about to end the training and to say why.
         """
         steps = numbers.get("env_steps", 0.0)
         trouble = failures + _sum_of(self._counted, numbers)
@@ -73,7 +74,8 @@ class Patience:
             if self._steps is not None:
                 self._limit_s = NEXT_STEP_TIMEOUT_S
             self._steps, self._trouble_then, self._since = steps, trouble, self._clock()
-        return trouble > self._trouble_then and self._clock() - self._since > self._limit_s
+        limit_s = NEXT_STEP_TIMEOUT_S if losing else self._limit_s
+        return trouble > self._trouble_then and self._clock() - self._since > limit_s
 
     def verdict(self, numbers: Mapping[str, float], last: str) -> str:
         """The error message: the counts of errors, and the newest error."""
@@ -190,9 +192,13 @@ class Losses:
         self._since: float | None = None
         self._hinted = False
 
+    def too_many(self, numbers: Mapping[str, float]) -> bool:
+        """Whether more than one, and too large a share, is lost."""
+        return any(lost > max(1.0, self._max_share * total) for _, lost, total in lost_of(numbers))
+
     def hint(self, numbers: Mapping[str, float]) -> str:
         """When the training will end, once too large a share is lost; empty otherwise."""
-        if self._hinted or not any(lost > max(1.0, self._max_share * total) for _, lost, total in lost_of(numbers)):
+        if self._hinted or not self.too_many(numbers):
             return ""
         self._hinted = True
         return f"the training ends if this goes on until {_FEW} are lost, and for {_LOST_S:g} s"
@@ -398,7 +404,7 @@ class Watch:
         if self._silence.is_over(numbers):
             raise StartupError(f"{self._silence.verdict()}; {newest}")
         failures = games.failures + sum(rollout.failures for rollout in self._rollouts)
-        if self._patience.is_over(numbers, failures):
+        if self._patience.is_over(numbers, failures, losing=self._losses.too_many(numbers)):
             raise StartupError(self._patience.verdict(numbers, "; ".join(errors) or last))
         if hint := self._losses.hint(numbers):
             say(hint)

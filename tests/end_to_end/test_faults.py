@@ -261,8 +261,9 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
 
         def played_on() -> bool:
             now = metrics_of(command)
-            restarted = gamecores(command) - games
-            return bool(restarted) and now.get("sessions_ended.disconnect", 0) >= 1 and now["sessions_active"] >= 2
+            # The agent is told of the end after it is counted.
+            ended = now.get("sessions_ended.disconnect", 0) >= 1 and now.get("agent_errors.on_session_end", 0) >= 1
+            return bool(gamecores(command) - games) and ended and now["sessions_active"] >= 2
 
         command.until(played_on, "the killed gamecore's session ended and another gamecore played")
         games_after = gamecores(command)
@@ -467,8 +468,7 @@ def interrupt_at(command: Command, moment: str, *, group: bool) -> None:
             marks=pytest.mark.cluster,
         ),
         (
-            # Eight, so that enough games fail well before env steps are missed.
-            ["agent.module=raising_agent", "agent.class=RaisingAgent", "actor.gamecores.0.num=8", *RECORDED],
+            ["agent.module=raising_agent", "agent.class=RaisingAgent", *RECORDED],
             "errors take more than trainer.max_lost_share 0.5 allows",
             r"\d+ errors in on_tick; the newest: agent 'agent': KeyError: 'velocity' \(\S+raising_agent.py:8\)",
             r'File "\S+raising_agent.py", line 8, in on_tick\n +raise KeyError\("velocity"\)\n *KeyError: .velocity.\n',

@@ -54,6 +54,7 @@ def test_errors_and_no_env_step_end_patience():
     clock.now = FIRST_STEP_TIMEOUT_S - 1
     assert not patience.is_over(numbers, failures=0)
     clock.now = FIRST_STEP_TIMEOUT_S + 1
+    assert not patience.is_over(numbers, failures=0, losing=True), "what is lost ends it, and says why"
     assert patience.is_over(numbers, failures=0)
     verdict = patience.verdict(numbers, "agent 'a' raised")
     assert verdict == (
