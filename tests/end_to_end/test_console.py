@@ -400,7 +400,6 @@ def test_a_recording_is_compared_with_versions_one_at_a_time(job: Job) -> None:
 def test_a_comparison_that_nobody_waits_for_is_stopped(
     served: tuple[Job, Serving, Console], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("brayx.console.comparisons._ASKED_S", 3.0)
     job, serving, console = served
     with playing(serving.url, "left-alone") as tick:
         tick(1.0)
@@ -425,7 +424,9 @@ def test_a_comparison_that_nobody_waits_for_is_stopped(
         until(starts, "it runs", WAIT_S)
         (process,) = processes()
         process.suspend()  # it never ends by itself
-        until(lambda: not processes(), "it is killed", WAIT_S)
+        with monkeypatch.context() as later:
+            later.setattr("brayx.console.comparisons._ASKED_S", 0.0)
+            until(lambda: not processes(), "it is killed", WAIT_S)
 
     monkeypatch.setattr("brayx.console.comparisons._FREE_S", 0.0)
     until(starts, "it runs", WAIT_S)
