@@ -13,7 +13,7 @@ from brayx.gamecore.client import Client
 from tests.end_to_end.jobs import TEMPLATES, Command, brayx, is_free, said_on_failure, setting, without_ray
 from tests.end_to_end.test_serve_run import champion, play, status
 
-DOORS = ("actor.port=0", "actor.native_port=0", "actor.tcp_port=0", "actor.grpc_port=0")
+DOORS = ("actor.port=0", "actor.native_port=0", "actor.tcp_port=0", "actor.grpc_port=0", "actor.drain_timeout_s=60")
 
 
 def serving(folder: Path, uri: str) -> Command:
@@ -40,7 +40,7 @@ def test_the_champion_is_served_until_a_signal_and_a_running_game_may_finish(
         with Client(urls["tcp"]) as client:
             client.start()
             command.process.send_signal(number)
-            command.until(command.says("ending: sessions have 10 s to finish"), "it drained")
+            command.until(command.says("ending: sessions have 60 s to finish"), "it drained")
             assert json.loads(client.tick(b'{"obs": [0.0, 0.0, 0.1, 0.5], "reward": 0.0}')) == {"action": 1}
             client.stop()
         assert command.ended() == 0

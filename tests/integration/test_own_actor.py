@@ -32,7 +32,7 @@ def counter(ingress: Ingress, tmp_path_factory: pytest.TempPathFactory) -> Itera
         patch.syspath_prepend(folder)
         module = importlib.import_module("counter")
     cloudpickle.register_pickle_by_value(module)  # replicas of this cluster do not look in that folder
-    options = module.options.model_copy(update={"native_port": 0, "tcp_port": 0, "tick_timeout_s": 2.0})
+    options = module.options.model_copy(update={"native_port": 0, "tcp_port": 0})
     app = actor_deployment(module.build_runtime, options, name="counter", directory="counter/sessions")
     serve.run(app, name="counter", route_prefix="/")
     yield ingress.http

@@ -59,6 +59,10 @@ async def test_running_sessions_finish_or_end_as_drained(
             digests[client] = chained(digests[client], body)
             assert Entry.decode(await client.tick(body)).digest == digests[client]
 
+        async def finish(client: AsyncClient) -> None:
+            await tick(client)
+            assert Entry.decode(await client.stop()).digest == digests[client], "a running session may finish"
+
         async def play_on(client: AsyncClient) -> Exception:
             try:
                 while True:
@@ -92,9 +96,7 @@ async def test_running_sessions_finish_or_end_as_drained(
 
         while not await refused():  # noqa: ASYNC110 (the service is asked)
             await asyncio.sleep(0.05)
-        for client in finishing:
-            await tick(client)
-            assert Entry.decode(await client.stop()).digest == digests[client], "a running session may finish"
+        await asyncio.gather(*map(finish, finishing))  # together, as they have 4 s for it
         outcomes = {client: await task for client, task in playing.items()}
         await ending
     for client, error in outcomes.items():

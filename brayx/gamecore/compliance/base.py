@@ -32,7 +32,7 @@ class Doors:
     urls: Mapping[Door, str] = {}
     doors: tuple[Door, ...] = ON_HTTP_PORT
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES
-    timeout_s: float = 10.0
+    timeout_s: float = 60.0
     cors_origin: str = ""
 
     def url_of(self, door: Door) -> str:
