@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import difflib
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
@@ -58,9 +59,22 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"brayx: {message}\n")
 
 
+_SILENT_S = 2.0
+_said_at = 0.0
+"""Time of the newest line, on the monotonic clock."""
+
+
 def say(line: str) -> None:
     """Prints a line for the person who runs the command, on standard error."""
+    global _said_at
+    _said_at = time.monotonic()
     print(line, file=sys.stderr, flush=True)
+
+
+def say_after_silence(line: str) -> None:
+    """Prints a line, as `say`, if there has been none for two seconds: what a command does, and how far it is."""
+    if time.monotonic() - _said_at > _SILENT_S:
+        say(line)
 
 
 def boolean(text: str) -> bool:
@@ -160,9 +174,9 @@ def announced(config: str, interrupted: str) -> Iterator[None]:
         interrupted: line for an interrupt, unless the exception has a note.
     """
     try:
-        print(f"{config}: checking the job ...", file=sys.stderr, flush=True)
+        say(f"{config}: checking the job ...")
         yield
     except KeyboardInterrupt as error:
         when = getattr(error, "__notes__", [interrupted])[0]
-        print(f"brayx: interrupted {when}", file=sys.stderr, flush=True)
+        say(f"brayx: interrupted {when}")
         raise

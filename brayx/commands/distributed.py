@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from brayx.command_line import say_after_silence
 from brayx.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -160,4 +161,5 @@ def _evaluated(
         if normaliser:
             collector.load_state_dict(normaliser)
         games = training.evaluation_episodes
-        return play_evaluation(training, envs, policy, games, normaliser=collector.obs_normaliser)
+        moments, say = collector.obs_normaliser, say_after_silence
+        return play_evaluation(training, envs, policy, games, normaliser=moments, say=say)

@@ -31,7 +31,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from brayx.command_line import Parser, Settings, Switch, count, say
+from brayx.command_line import Parser, Settings, Switch, count, say, say_after_silence
 from brayx.errors import BrayxError, ConfigError, TrackingError
 from brayx.metrics.totals import mean_return
 from brayx.shutdown import end_within, wait_to_save
@@ -295,33 +295,72 @@ def _local(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrain
     algorithm, training = configs(chosen)
     project, name = _names(chosen, training.seed)
     whole = {**chosen, **algorithm.model_dump(mode="json"), **training.model_dump(mode="json")}
-    options = Options(whole, whole)
+    uri = tracking_uri(chosen["tracking"])
     with temporary_files():  # also the clerk's, if this process is killed
-        clerk = Clerk(project, name, tracking_uri(chosen["tracking"]), options, resume=not chosen["new"])
+        clerk = Clerk(project, name, uri, Options(whole, whole), resume=not chosen["new"])
         try:
             try:
-                from brayx.local.train import train_local  # meanwhile the clerk's process imports MLflow
-                from brayx.local.training import as_job
+                from brayx.local.training import as_job  # meanwhile the clerk's process imports MLflow
 
-                show = _progress(chosen["log_interval"], training.num_steps)
-                job = as_job(chosen["env"], algorithm, training, num_workers=chosen["num_workers"])
-                about = {"job": {"project": project, "trial": name, **job}, "folder": os.getcwd()}
-                result = train_local(
-                    chosen["env"], algorithm, training, on_update=show, clerk=clerk, stop=stop, about=about
-                )
+                components = as_job(chosen["env"], algorithm, training, num_workers=chosen["num_workers"])
+                job = {"project": project, "trial": name, **components}
+                result, registered = _watched(chosen, algorithm, training, clerk, stop, job, uri)
             except BaseException as error:
                 with contextlib.suppress(BrayxError):
                     clerk.close("KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
                 raise
-            registered: Registered = "", ""
-            if result.reason != "stopped":
-                registered = _register(clerk, project, chosen["env"], result)
-            elif result.updates:
+            if result.reason == "stopped" and result.updates:
                 wait_to_save(clerk.opened, say)
             trial = clerk.close("KILLED" if result.reason == "stopped" else "FINISHED")
         finally:
             clerk.end()
     return replace(result, reason="stopped") if stop.is_set() else result, trial, registered
+
+
+def _watched(
+    chosen: Mapping[str, Any],
+    algorithm: PPOConfig,
+    training: Training,
+    clerk: Clerk,
+    stop: threading.Event,
+    job: Mapping[str, Any],
+    uri: str,
+) -> tuple[LocalTrainResult, Registered]:
+    """Trains and registers, shown by the console; ``job`` is the job that the versions are served as."""
+    from brayx.console.job import console_of_training
+    from brayx.jobs.config import JobConfig
+    from brayx.local.train import LocalTraining
+
+    progress = _progress(chosen["log_interval"], training.num_steps)
+    newest: dict[str, float] = {"rollout_workers": chosen["num_workers"]}
+
+    def show(update: int, env_steps: int, numbers: Mapping[str, float]) -> None:
+        newest.update(numbers)
+        progress(update, env_steps, numbers)
+
+    def facts() -> dict[str, Any]:
+        return {
+            "mode": "train",
+            "project": job["project"],
+            "trial": job["trial"],
+            "run_id": clerk.trial().run_id if clerk.opened() else "",
+            "num_steps": training.num_steps,
+            "target_return": training.target_return,
+            "numbers": dict(newest),
+        }
+
+    shown, no_door = JobConfig.of(job, ""), contextlib.nullcontext()
+    with (
+        LocalTraining(chosen["env"], algorithm, training, on_update=show, clerk=clerk, stop=stop) as running,
+        console_of_training(shown, uri, facts, no_door, say, running.run.finish),
+    ):
+        running.run.about.update(job=job, folder=os.getcwd())
+        while running.goes_on():
+            running.iterate()
+        result = running.result(say_after_silence)
+        if result.reason == "stopped":
+            return result, ("", "")
+        return result, _register(clerk, job["project"], chosen["env"], result)
 
 
 def _register(clerk: Clerk, name: str, env: str, result: LocalTrainResult) -> Registered:
@@ -334,6 +373,7 @@ def _register(clerk: Clerk, name: str, env: str, result: LocalTrainResult) -> Re
     played = None if result.evaluation is None else Evaluation([episode.ret for episode in result.evaluation.episodes])
     rating = rating_tags(env, played) if played and math.isfinite(played.mean) else None
     try:
+        say_after_silence("registering the best checkpoint")
         clerk.settle()  # the last checkpoint may be the best
         version, outcome = clerk.call(register_trial, name, describe(result.module, result.forward_args), rating)
     except TrackingError as error:  # the training has a result all the same
@@ -435,12 +475,10 @@ def _progress(every: int, total: int) -> Callable[[int, int, Mapping[str, float]
             return
         rate = (env_steps - first[0]) / max(time.monotonic() - began, 1e-9)
         left = f", {timedelta(seconds=round((total - env_steps) / rate))} left" if rate and env_steps < total else ""
-        print(
+        say(
             f"update {update}: {env_steps:,} of {total:,} env steps, {rate:,.0f}/s, "
             f"return {mean_return(numbers)}, kl {numbers.get('approx_kl', float('nan')):.4f}, "
-            f"entropy {numbers.get('entropy', float('nan')):.3f}{left}",
-            file=sys.stderr,
-            flush=True,
+            f"entropy {numbers.get('entropy', float('nan')):.3f}{left}"
         )
 
     return show

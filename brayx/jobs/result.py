@@ -197,7 +197,7 @@ def promote(
     Args:
         job: the trained job.
         config: options of its trainer.
-        say: called with a line if the model cannot be exported.
+        say: called with a line before the export, which may take long, and if it fails.
         call: runs ``function(trial, *args)`` in the process that has the trial, and returns its result.
         name: name of the registered model; empty: that of `pool_name`.
 
@@ -218,6 +218,7 @@ def promote(
     module = with_weights(module, load_weights(folder / "weights.npz"))
     onnx = None
     try:
+        say(f"writing the best checkpoint, after {best.step:,} env steps, as ONNX")
         onnx = standalone(module, example)
     except ModelError as error:
         say(f"the best checkpoint is registered without an ONNX file: {error.message}")

@@ -275,12 +275,13 @@ class JobTraining(abc.ABC):
 
     def _result(self, began: float, seconds: float, summary: TrainingSummary | None) -> TrainResult:
         config = self.config
+        if self.finished:
+            self.progress.say("writing results to MLflow")
         last, notes = self.settle()
         numbers = {**last, STEPS_THIS_RUN: float(sum(rollout.collected.steps for rollout in self.rollouts))}
         trial = self.clerk.trial()
         version, outcome, curve = None, "", []
         if self.finished:
-            self.progress.say("writing results to MLflow")
             version, outcome = self.learning.register(self.progress.say)
             self._keep()
             curve = self.clerk.call(drawn_curve, self.job.project, config.target_return, config.x_axis)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from brayx import systems
+from brayx.command_line import say_after_silence
 from brayx.console.job import console_keys, console_of_training
 from brayx.errors import StartupError
 from brayx.jobs.checks import check_before_games, check_job, check_weights, ports_of
@@ -137,8 +138,10 @@ def train_in_process(
             job = job.of_behaviour(parse_contract(job.contract).behaviour)
         if job.contract is not None:
             clerk.options = job.options()
+        say_after_silence(f"{job.file}: imported all packages; trying the model and the games ...")
         actor, layout = check_job(job)
         console_keys(job)
+        say_after_silence(f"{job.file}: checked; waiting for MLflow ...")
         check_weights(job, name, uri, clerk.may_resume, clerk.run)
         job, notes = in_one_process(job)
         if job.contract is not None:

@@ -152,6 +152,15 @@ class Run:
         """
         return min(self._begun_at / self._total, 1.0)
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether all steps are collected."""
+        return self.env_steps >= self._total
+
+    def finish(self) -> None:
+        """Ends the training with the current run, as if it had all its steps; may be called from any thread."""
+        self._total = max(1, min(self._total, self.env_steps))
+
     def begin(self) -> None:
         """Starts the clock."""
         self.began = self._ended = time.monotonic()
@@ -226,7 +235,7 @@ class Run:
         """Whether more steps are wanted, and nothing stopped the training; raises the clerk's pending error, if any."""
         if self._clerk is not None:
             self._clerk.check()
-        return self.env_steps < self._total and not self._stop.is_set()
+        return not self.is_complete and not self._stop.is_set()
 
     def imitation(self) -> Iterator[Batch]:
         """Batches of demonstrations before the first run; none without demonstrations."""

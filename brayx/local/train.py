@@ -16,7 +16,6 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -106,7 +105,6 @@ def train_local(
     on_update: Callable[[int, int, Mapping[str, float]], None] | None = None,
     clerk: TrialKeeper | None = None,
     stop: threading.Event | None = None,
-    about: Mapping[str, Any] | None = None,
 ) -> LocalTrainResult:
     """Trains a policy for ``env`` in this process.
 
@@ -128,7 +126,6 @@ def train_local(
         clerk: stores the trial's metrics and checkpoints, and loads the checkpoint to resume from; None: stores
             nothing.
         stop: once set, training ends after the next update, and a running evaluation is cancelled.
-        about: JSON values for the ``meta.json`` of checkpoints, such as the job that they are served as.
 
     Raises:
         ConfigError: options do not fit each other, the environment, or the demonstrations.
@@ -146,7 +143,6 @@ def train_local(
         clerk=clerk,
         stop=stop,
     ) as running:
-        running.run.about.update(about or {})
         while running.goes_on():
             running.iterate()
         return running.result()
@@ -271,8 +267,8 @@ class LocalTraining:
         self._reason = self.loop.learn(self.run.iteration())
         return self.run.after_update()
 
-    def result(self) -> LocalTrainResult:
-        """Ends the training: saves the last checkpoint, and plays the evaluation."""
+    def result(self, say: Callable[[str], None] | None = None) -> LocalTrainResult:
+        """Ends the training: saves the last checkpoint, and plays the evaluation, of which ``say`` gets lines."""
         run, training = self.run, self.training
         summary = self.loop.end(self._reason)
         run.close(None)
@@ -280,10 +276,10 @@ class LocalTraining:
         normaliser = self.collector.state_dict()
         seconds, evaluation = run.seconds, None
         if training.evaluation_episodes and not self._stop.is_set():
-            evaluation = unless_failed(self._evaluate_registered)
+            evaluation = unless_failed(lambda: self._evaluate_registered(say))
         reached = summary.reason == "target_return"
         return LocalTrainResult(
-            reason="target_return" if reached else "num_steps" if run.env_steps >= training.num_steps else "stopped",
+            reason="target_return" if reached else "num_steps" if run.is_complete else "stopped",
             began=run.began,
             env_steps=run.env_steps,
             updates=summary.updates,
@@ -299,18 +295,25 @@ class LocalTraining:
             dropped=run.dropped,
         )
 
-    def _evaluate_registered(self) -> PolicyEvaluation:
+    def _evaluate_registered(self, say: Callable[[str], None] | None) -> PolicyEvaluation:
         self.run.act_as_registered()
-        return self.evaluate(self.training.evaluation_episodes, stop=self._stop)
+        return self.evaluate(self.training.evaluation_episodes, stop=self._stop, say=say)
 
-    def evaluate(self, games: int, *, seed: int | None = None, stop: threading.Event | None = None) -> PolicyEvaluation:
+    def evaluate(
+        self,
+        games: int,
+        *,
+        seed: int | None = None,
+        stop: threading.Event | None = None,
+        say: Callable[[str], None] | None = None,
+    ) -> PolicyEvaluation:
         """Plays greedy games with the newest weights in the training's own environments, in which nothing may play
         meanwhile; arguments and errors as for `play_evaluation`."""
         collector = self.collector
         collector.load(*self.run.newest_weights())
         normaliser = collector.obs_normaliser
         return play_evaluation(
-            self.training, self.envs, collector.policy, games, normaliser=normaliser, seed=seed, stop=stop
+            self.training, self.envs, collector.policy, games, normaliser=normaliser, seed=seed, stop=stop, say=say
         )
 
 
@@ -323,12 +326,13 @@ def play_evaluation(
     normaliser: ObsNormaliser | None,
     seed: int | None = None,
     stop: threading.Event | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> PolicyEvaluation:
     """Plays the greedy games that evaluate a training.
 
     Args:
         training: its options.
-        envs, policy, normaliser, stop: as for `brayx.rollout.evaluate.evaluate`.
+        envs, policy, normaliser, stop, say: as for `brayx.rollout.evaluate.evaluate`.
         games: number of games.
         seed: seed of a training, whose evaluations play the same games; None: this one's.
 
@@ -343,6 +347,7 @@ def play_evaluation(
         normaliser=normaliser,
         max_steps=training.evaluation_steps,
         stop=stop,
+        say=say,
     )
 
 

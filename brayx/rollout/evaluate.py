@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,6 +55,7 @@ def evaluate(
     normaliser: ObsNormaliser | None = None,
     max_steps: int = MAX_STEPS,
     stop: threading.Event | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> PolicyEvaluation:
     """Plays ``episodes`` whole episodes, the same number in each environment, so that short ones do not count more.
 
@@ -66,6 +68,7 @@ def evaluate(
         normaliser: the trained normaliser of observations; not updated.
         max_steps: limit of an episode. A longer one is cut, and its environment plays no other, since it may never end.
         stop: once set, the evaluation ends with the episodes that have ended so far, which may be none.
+        say: called again and again with how many have ended.
 
     Raises:
         ConfigError: the policy does not fit the environments.
@@ -89,6 +92,8 @@ def evaluate(
     while running := [episode for episode in collector.unfinished() if wanted(episode)]:
         if stop is not None and stop.is_set():
             break
+        if say is not None:
+            say(f"evaluation: {sum(map(len, played))} of {episodes} games played")
         # No episode passes the limit within a run.
         collector.unroll_length = min(_STEPS, max_steps - max(episode.length for episode in running))
         collector.collect()

@@ -309,7 +309,7 @@ class Clerk:
             self._parent._begun()
         with self._lock:
             if self._opened is None:
-                settings = (self.options, self._resumes, self._x_axis, self._tensorboard)
+                settings = (self.options, self._resumes, self._x_axis, self._tensorboard, time.time())
                 self._opened = self._ask("open", self._project, self._uri, *settings)
                 self._process.every_second(self._send)
             return self._opened

@@ -147,7 +147,7 @@ class ClerkProcess:
         except RequestFailed as error:
             raise TrackingError(f"MLflow's process {error}") from None
         if verb == "open":
-            *_, x_axis, _ = arguments
+            *_, x_axis, _, _ = arguments
             self._opened[key] = (answer, x_axis)
             self._known.add(key)
         elif verb == "finish":
@@ -235,13 +235,16 @@ class _RequestHandler:
         resume: bool,
         x_axis: XAxis,
         tensorboard: str,
+        began_s: float,
     ) -> Trial:
         from brayx.tracking import initialise
         from brayx.tracking.hub import Hub
 
         parent = self._opened[key[:-1]].trial if len(key) > 1 else None
         uri = uri if parent else initialise(uri)
-        trial = Trial.open(project, key[-1], uri, resume=resume, parent=parent, tensorboard=tensorboard)
+        trial = Trial.open(
+            project, key[-1], uri, resume=resume, parent=parent, tensorboard=tensorboard, began_s=began_s
+        )
         trial.log_options(options)
         self._opened[key] = _Opened(trial, Hub(trial, x_axis=x_axis))
         return trial

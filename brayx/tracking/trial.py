@@ -78,7 +78,14 @@ class Trial:
 
     @staticmethod
     def open(
-        project: str, name: str, uri: str, *, resume: bool = True, parent: Trial | None = None, tensorboard: str = ""
+        project: str,
+        name: str,
+        uri: str,
+        *,
+        resume: bool = True,
+        parent: Trial | None = None,
+        tensorboard: str = "",
+        began_s: float | None = None,
     ) -> Trial:
         """Starts a trial, or resumes the newest one of that name, and of that parent, if it was interrupted.
 
@@ -89,6 +96,7 @@ class Trial:
             resume: False: always start a new run.
             parent: the trial of the same project whose child this one is; None: it is no child.
             tensorboard: folder of all trials' event files; a child's are in its parent's folder. Empty: there are none.
+            began_s: Unix time of a new trial's beginning; None: now.
 
         Raises:
             ConfigError: a name has characters that cannot be searched for.
@@ -112,7 +120,8 @@ class Trial:
                     trial._delete_incomplete_checkpoints()
                 return trial
             tags = {OWNER_TAG: owner_of(os.getpid())} | ({} if parent is None else {PARENT_TAG: parent.run_id})
-            run_id = client.create_run(experiment_id, run_name=name, tags=tags).info.run_id
+            began_ms = None if began_s is None else int(began_s * 1e3)
+            run_id = client.create_run(experiment_id, began_ms, run_name=name, tags=tags).info.run_id
             events = _events_folder(tensorboard, parent, project, name, run_id)
             return Trial(uri, run_id, project, name, tensorboard=events)
 

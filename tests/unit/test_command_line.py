@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from brayx.command_line import Parser, Switch, announced, count
+from brayx import command_line
+from brayx.command_line import Parser, Switch, announced, count, say_after_silence
 
 
 def parser() -> Parser:
@@ -60,3 +63,12 @@ def test_an_interrupt_says_what_was_left(note: str, capsys: pytest.CaptureFixtur
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith("job.yaml: ")
     assert last == f"brayx: interrupted {note or 'before it began'}"
+
+
+def test_a_long_step_is_said_after_a_silence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for said_at, line in ((math.inf, "at once"), (-math.inf, "late")):
+        monkeypatch.setattr(command_line, "_said_at", said_at)
+        say_after_silence(line)
+    assert capsys.readouterr().err == "late\n"

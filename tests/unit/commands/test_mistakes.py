@@ -41,8 +41,9 @@ def refused(command: Run, folder: Path) -> Callable[..., None]:
         children, files = psutil.Process().children(recursive=True), {*folder.iterdir()}
         training = command("train", job, *setting(*FREE_PORTS, *options))
         assert training.returncode == 2
-        checking, error = training.stderr.strip().splitlines()
+        checking, *slow, error = training.stderr.strip().splitlines()
         assert checking == f"{job}: checking the job ..."
+        assert all(line.startswith(f"{job}: ") for line in slow), "where a machine takes long"
         assert error.startswith("brayx: ")
         assert said in error
         assert training.stdout == ""

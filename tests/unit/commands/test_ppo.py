@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from brayx.algorithms.ppo import PPOConfig
@@ -217,7 +218,7 @@ def test_the_last_line_is_the_result_and_the_trial_is_in_mlflow(tracking_db):
     assert result["return_mean"] == -1, "only the end of a game gives a reward, and every game ends"
     assert 0 < result["seconds_to_target"] <= result["seconds"]
     assert 0 < result["env_steps"] <= result["steps_per_s"] * result["seconds"]
-    assert done.stderr.startswith("update 1: ")
+    assert "\nupdate 1: " in done.stderr
     trial = Trial.attach(tracking_db, result["trial"])
     assert trial.status == "FINISHED"
     assert trial.metrics()["replay/env_steps"] == result["env_steps"]
@@ -336,12 +337,15 @@ def test_ctrl_c_gives_up_a_long_evaluation_and_what_was_learned_is_kept(tracking
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, cwd=ROOT, text=True, **pipes) as process:
         try:
-            assert any(line.startswith("update 1: ") for line in process.stderr)
+            page = next(line for line in process.stderr if "the console is " in line).split()[-1]
+            assert any(line.startswith("evaluation: ") for line in process.stderr), "it says how far it is"
+            shown = httpx.get(f"{page}/api/job", timeout=WAIT_S).json()
             process.send_signal(signal.SIGINT)
             out, said = process.communicate(timeout=WAIT_S)
         finally:
             process.kill()
     assert process.returncode == 130, said
+    assert (shown["mode"], shown["trial"], shown["can_stop"]) == ("train", "ppo CartPole-v1 seed 0", True)
     result = json.loads(out.splitlines()[-1])
     assert "eval_return_mean" not in result
     assert "brayx: interrupted: the evaluation is given up\n" in said, "the training has ended"

@@ -161,6 +161,15 @@ def test_a_stopped_training_goes_on_where_it_was(tmp_path: Path) -> None:
     assert 1_200 <= seen[2][1] == seen[3][1] == seen[4][1] <= 1_300
 
 
+def test_a_training_that_a_viewer_finishes_has_its_result() -> None:
+    with LocalTraining("CartPole-v1", training=Training(num_steps=10_000, num_envs=4, unroll_length=32)) as running:
+        running.iterate()
+        running.run.finish()
+        assert not running.goes_on()
+        result = running.result()
+    assert (result.reason, result.updates) == ("num_steps", 1)
+
+
 def test_the_checkpoint_that_is_registered_is_evaluated(tmp_path: Path) -> None:
     """With its own moments of observations; the result's module is the newest."""
     clerk, played = Kept(tmp_path), []

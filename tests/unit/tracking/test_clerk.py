@@ -7,6 +7,7 @@ import os
 import signal
 import sqlite3
 import threading
+import time
 from pathlib import Path
 from urllib.parse import unquote, urlparse
 
@@ -22,6 +23,7 @@ from brayx.tracking import Trial, clerk_process, tracking_uri
 from brayx.tracking.clerk import Clerk, may_resume
 from brayx.tracking.clerk_process import ClerkProcess, started_early
 from brayx.tracking.options import Options
+from brayx.tracking.trials import trials
 from brayx.urls import sqlite_path
 from tests.waiting import until
 
@@ -128,6 +130,7 @@ def test_nothing_waits_for_mlflow_to_start(tmp_path, tracking_db):
             clerk.save(checkpoint(tmp_path, number), number, {"episode_return": -abs(number - 4.0)})
             clerk.push(part(env_steps=10))
         assert not clerk.opened()
+        waiting_s = time.time()
         assert len(list(clerk._pending.folder.iterdir())) == 3, "checkpoints that are neither new nor best go"
         clerk.save(checkpoint(tmp_path, 12), 11, {})  # an interrupt's, after the same update
         os.kill(clerk._process.child.pid, signal.SIGCONT)
@@ -137,6 +140,7 @@ def test_nothing_waits_for_mlflow_to_start(tmp_path, tracking_db):
         assert [saved.step for saved in trial.checkpoints()] == [4, 11]
         assert int(np.load(trial.latest_checkpoint() / "weights.npz")["number"]) == 12
         assert trial.metrics()["replay/env_steps"] == 120
+        assert trials(tracking_db)[0].began_s < waiting_s, "it began before MLflow had started"
         assert clerk.totals() == {}, "of a trial that is not resumed"
         clerk.close("FINISHED")
         assert "learner/checkpoints_failed" not in trial.metrics()
