@@ -178,8 +178,8 @@ async def as_columns(size: int, rounds: int, seconds: float) -> list[float]:
 
 
 async def many_versions(rounds: int, seconds: float) -> list[list[float]]:
-    """Rates of one loop on one of 64 pinned versions, and on all 64 in turn; the same for the engine's calls; and of 64
-    loops each on a different version, so that no two fit into one batch."""
+    """Rates of one loop on one of 64 pinned versions, and on all 64 in turn; of the engine's calls on
+    all in turn; and of 64 loops each on a different version, so that no two fit into one batch."""
     module, (example,) = mlp()
     engine = build_engine("onnx", module, (example,))
     model = LocalModel(engine, max_versions=VERSIONS)
@@ -191,21 +191,19 @@ async def many_versions(rounds: int, seconds: float) -> list[list[float]]:
     turns = iter(range(sys.maxsize))
     same: list[float] = []
     other: list[float] = []
-    raw_same: list[float] = []
     raw_other: list[float] = []
     at_once: list[float] = []
     bound = [engine.bind(engine.initial) for _ in range(VERSIONS)]
     for _ in range(rounds):
         same.append((await loops(lambda: pins[0].forward(obs), 1, seconds))[0])
         other.append((await loops(lambda: pins[next(turns) % VERSIONS].forward(obs), 1, seconds))[0])
-        raw_same.append(1 / (median(calls(lambda: engine.run(bound[0], [example]), seconds)) or 1.0))
         raw_other.append(
             1 / (median(calls(lambda: engine.run(bound[next(turns) % VERSIONS], [example]), seconds)) or 1.0)
         )
         each = await asyncio.gather(*[loops(functools.partial(pin.forward, obs), 1, seconds) for pin in pins])
         at_once.append(sum(rate for rate, _ in each))
     await model.close()
-    return [same, other, raw_same, raw_other, at_once]
+    return [same, other, raw_other, at_once]
 
 
 GROWTH = """
@@ -237,14 +235,14 @@ def growth() -> float:
 class Peer:
     """A plain deployment that batches with Serve's own decorator; the engine is the same."""
 
-    def __init__(self, wait_s: float) -> None:
+    def __init__(self) -> None:
         from ray import serve
 
         module, example = mlp()
         self._engine = build_engine("onnx", module, example)
         self._bound = self._engine.bind(self._engine.initial)
 
-        @serve.batch(max_batch_size=CALLERS, batch_wait_timeout_s=wait_s)
+        @serve.batch(max_batch_size=CALLERS, batch_wait_timeout_s=0.0)
         async def batched(rows: list[np.ndarray]) -> list[np.ndarray]:
             [outputs] = self._engine.run(self._bound, [np.stack(rows)])
             return list(outputs)
@@ -258,7 +256,7 @@ class Peer:
 
 
 async def remote(rounds: int, seconds: float) -> dict[str, list[float]]:
-    """Forwards a second of 16 closed loops: through a `ModelClient`, and through two plain deployments."""
+    """Forwards a second of 16 closed loops: through a `ModelClient`, and through a plain deployment."""
     from ray import serve
 
     from brayx.cluster.model import model_application
@@ -271,9 +269,7 @@ async def remote(rounds: int, seconds: float) -> dict[str, list[float]]:
         )
     }
     plain: Any = serve.deployment(Peer, max_ongoing_requests=4 * CALLERS, ray_actor_options={"num_cpus": 0})
-    for name, wait_s in (("serve.batch", 0.0), ("serve.batch, 10 ms", 0.01)):
-        peer = plain.options(name=f"Peer{wait_s:g}").bind(wait_s)
-        handles[name] = await asyncio.to_thread(serve.run, peer, name=f"bench-{wait_s:g}", route_prefix=None)
+    handles["serve.batch"] = await asyncio.to_thread(serve.run, plain.bind(), name="bench-peer", route_prefix=None)
     obs = np.zeros(4, np.float32)
     model = await ModelClient.connect(handles["brayx"], max_batch_size=CALLERS)
     forwards: dict[str, Callable[[], Awaitable[Any]]] = {
@@ -287,7 +283,7 @@ async def remote(rounds: int, seconds: float) -> dict[str, list[float]]:
         for name, forward in forwards.items():
             found[name].append((await loops(forward, CALLERS, seconds))[0])
     await model.close()
-    for name in ("bench-model", "bench-0", "bench-0.01"):
+    for name in ("bench-model", "bench-peer"):
         await asyncio.to_thread(serve.delete, name)
     return found
 
@@ -295,7 +291,7 @@ async def remote(rounds: int, seconds: float) -> dict[str, list[float]]:
 class Follower:
     """A process that acts with published weights, and notes when it first could."""
 
-    async def start(self, store: Any, megabytes: int, follow: bool = True, relayed: bool = True) -> None:
+    async def start(self, store: Any, megabytes: int) -> None:
         """Builds the model, and follows the store."""
         from brayx.cluster.weights import WeightSubscriber
 
@@ -309,9 +305,8 @@ class Follower:
             self._model.load(version, weights)
             self._visible[version] = (began, time.perf_counter())
 
-        self._subscriber = WeightSubscriber(store, load, relayed=relayed)
-        if follow:
-            await self._subscriber.start()
+        self._subscriber = WeightSubscriber(store, load)
+        await self._subscriber.start()
 
     async def act(self, seconds: float) -> None:
         """16 closed loops that act meanwhile."""
@@ -337,22 +332,17 @@ def publishing(
     *,
     subscribers: int = SUBSCRIBERS,
     acting: bool = False,
-    apart: bool = False,
-    relayed: bool = True,
 ) -> tuple[list[float], list[float], list[float]]:
     """Seconds from each publish until the last of so many processes has the weights; and, if the first of them acts
-    meanwhile, the seconds of its forwards beside and during swaps. Who acts ``apart`` follows nothing: the swaps are
-    another one's. Not ``relayed``, each asks the store itself."""
+    meanwhile, the seconds of its forwards beside and during swaps."""
     import ray
 
     from brayx.cluster.weight_store import create_weight_store
     from brayx.cluster.weights import WeightPublisher
 
-    store = create_weight_store(f"bench-{megabytes}-{subscribers}-{apart}-{relayed}")
+    store = create_weight_store(f"bench-{megabytes}-{subscribers}")
     followers: list[Any] = [ray.remote(Follower).options(num_cpus=0).remote() for _ in range(subscribers)]
-    ray.get(
-        [follower.start.remote(store, megabytes, index >= apart, relayed) for index, follower in enumerate(followers)]
-    )
+    ray.get([follower.start.remote(store, megabytes) for follower in followers])
     publisher = WeightPublisher(store)
     weights = {"weight": np.ones(megabytes * 250_000, np.float32)}
     began: dict[int, float] = {}
@@ -366,7 +356,6 @@ def publishing(
         time.sleep(every_s)
     found = ray.get([follower.found.remote() for follower in followers])
     forwards = found[0][1]
-    found = found[int(apart) :]
     for actor in (*followers, store):
         ray.kill(actor)
     everywhere = set.intersection(*[set(visible) for visible, _ in found])
@@ -403,12 +392,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         table.add(
             "... one at a time: µs over the engine's call", 1e6 * (over or 0.0), "at most 60" if build is mlp else ""
         )
-    for size in (64, 512):
-        found_ratios = uvloop.run(as_columns(size, options.rounds, options.seconds))
-        table.add(f"64x64 MLP, {size} at once as arrays: to the engine alone", median(found_ratios), "0.5")
-    same, other, raw_same, raw_other, at_once = uvloop.run(many_versions(options.rounds, options.seconds))
+    found_ratios = uvloop.run(as_columns(512, options.rounds, options.seconds))
+    table.add("64x64 MLP, 512 at once as arrays: to the engine alone", median(found_ratios), "0.5")
+    same, other, raw_other, at_once = uvloop.run(many_versions(options.rounds, options.seconds))
     table.add(f"{VERSIONS} versions in turn: rate to that of one", median_ratio(other, same), "as the next")
-    table.add("... the engine alone, likewise", median_ratio(raw_other, raw_same), "")
     table.add("... a session on each at once: to the engine alone, a call each", median_ratio(at_once, raw_other), "")
     table.add("... memory of a version, in sizes of its weights", growth(), "1")
     if not options.local:
@@ -424,9 +411,7 @@ def _over_ray(table: Table, rounds: int, seconds: float) -> None:
     with Cluster(ingress="serve"):
         rates = asyncio.run(remote(rounds, seconds))
         table.add(f"remote, {CALLERS} callers: forwards a second", median(rates["brayx"]), "")
-        for name in rates:
-            if name != "brayx":
-                table.add(f"... to {name}", median_ratio(rates["brayx"], rates[name]), "at least 5")
+        table.add("... to serve.batch", median_ratio(rates["brayx"], rates["serve.batch"]), "at least 5")
         for megabytes, most in zip(MEGABYTES, (30, 300), strict=True):
             delays, _, _ = publishing(megabytes, 4 * rounds, 4e-3 * megabytes + 0.1)
             table.add(
@@ -437,14 +422,6 @@ def _over_ray(table: Table, rounds: int, seconds: float) -> None:
         _, beside, during = publishing(1, 20 * rounds, 0.1, subscribers=1, acting=True)
         table.add("forwards beside swaps: p99 ms", 1e3 * percentile(beside, 0.99), "")
         table.add("... during a swap, to that", percentile(during, 0.99) / percentile(beside, 0.99), "at most 2")
-        _, beside, during = publishing(1, 20 * rounds, 0.1, subscribers=1, acting=True, relayed=False)
-        table.add("... asking the store, not a relay", percentile(during, 0.99) / percentile(beside, 0.99), "")
-        _, beside, during = publishing(1, 20 * rounds, 0.1, subscribers=2, acting=True, apart=True)
-        table.add(
-            "... during another process's swap, likewise", percentile(during, 0.99) / percentile(beside, 0.99), ""
-        )
-        _, beside, during = publishing(100, 4 * rounds, 0.5, subscribers=1, acting=True)
-        table.add("... during a swap of 100 MB, likewise", percentile(during, 0.99) / percentile(beside, 0.99), "")
 
 
 if __name__ == "__main__":

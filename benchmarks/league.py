@@ -4,12 +4,10 @@
     python -m benchmarks.league --strength four/four.yaml   # the accuracy of served ratings instead
 
 ``draw`` is the matchmaker alone, ``draw, result`` with a new result between two draws, which changes a win rate.
-``game`` is a whole game of two seats in the league, with its transaction in the books.
+A game in the books is a whole game of two seats in the league.
 
 Sessions of agents that act with a 64x64 MLP are ticked in closed loops, without a network: all with one snapshot, then
-each with another. A *miss* is a forward with a snapshot of 1 MB that is not in memory, while eight are. Another session
-acts with one version beside a session that misses with every tick: its slowest hundredth, with and without misses.
-In a service, snapshots come from the registry, here one in a local SQLite file.
+each with another. In the last row, every forward is with a snapshot of 1 MB that is not in memory, while eight are.
 
 The job of ``--strength`` comes from ``brayx new NAME --template league``, and is trained and calibrated. This process
 serves it, and its game plays through the TCP door; both seats of a game request an opponent, each by another rating.
@@ -33,7 +31,7 @@ import uvloop
 
 from benchmarks import tables
 from benchmarks.forward import large, loops, mlp
-from benchmarks.tables import Table, machine, median, median_ratio, percentile, show
+from benchmarks.tables import Table, machine, median, median_ratio, show
 from brayx.actor.agent import Agent, Services, State, forward
 from brayx.actor.agent_actor import AgentActorFactory
 from brayx.actor.config import SessionConfig
@@ -42,7 +40,6 @@ from brayx.actor.service import into
 from brayx.actor.table import SessionTable
 from brayx.components import load_module
 from brayx.engines import build_engine
-from brayx.engines.base import save_weights
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.jobs.config import JobConfig
 from brayx.league.config import LeagueConfig
@@ -59,13 +56,10 @@ from brayx.league.payoff import Payoff
 from brayx.league.playing import on_free_ports
 from brayx.local.serving import Serving
 from brayx.metrics import Recorder
-from brayx.model.arms import Followed
 from brayx.model.handles import PinnedVersion
 from brayx.model.local import LocalModel
-from brayx.model.pool import Pool
 from brayx.model.snapshots import SnapshotFiles
-from brayx.tracking import Trial, tracking_uri
-from brayx.tracking.registry import register_files
+from brayx.tracking import tracking_uri
 
 MAIN = Member("main")
 PAIRS = ((0, 1), (1, 2), (2, 3), (3, 4), (1, 3))
@@ -106,13 +100,12 @@ def draw_rates(pool: int, seconds: float) -> tuple[float, float]:
     return a_second(lambda call: matchmaker.draw("main", rng), seconds), a_second(draw_and_play, seconds)
 
 
-def play_games(path: Path, pool: int, games: int) -> float:
-    """Plays games in a league whose books are at ``path``; returns games per second."""
+def play_games(path: Path, pool: int, games: int) -> None:
+    """Plays games in a league whose books are at ``path``."""
     ledger = Ledger(path)
     league, running = League(config(pool), ledger), GamesInProgress(config(pool))
     for version in range(1, pool + 1):
         league.freeze("main", version, f"digest {version}", version)
-    began = time.perf_counter()
     for game in range(games):
         sessions = [f"{game:032x}-agent-{seat}" for seat in range(2)]
         for session in sessions:
@@ -123,9 +116,7 @@ def play_games(path: Path, pool: int, games: int) -> float:
             ended = running.ended(session, "stop")
         assert ended is not None
         league.finish(ended)
-    spent = time.perf_counter() - began
     ledger.close()
-    return games / spent
 
 
 class Acts(Agent):
@@ -183,9 +174,8 @@ async def many_opponents(snapshots: int, sessions: int, rounds: int, seconds: fl
     return found
 
 
-async def misses(folder: Path, rounds: int, seconds: float) -> list[list[float]]:
-    """Milliseconds of a miss, of a hit, and the slowest hundredth of another session's forwards beside a session that
-    misses with every tick, and without."""
+async def misses(folder: Path, rounds: int, seconds: float) -> list[float]:
+    """Milliseconds of a forward whose snapshot is not in memory."""
     module, example = large(1)
     engine = build_engine("onnx", module, example)
     files = SnapshotFiles(folder)
@@ -194,43 +184,10 @@ async def misses(folder: Path, rounds: int, seconds: float) -> list[list[float]]
     model = LocalModel(engine, max_versions=8, fetch=files.get)
     obs: Any = example[0][0]
     turns = itertools.cycle(range(1, 17))  # sixteen in turn, of which eight stay: each is a miss
-    found: list[list[float]] = [[], [], [], []]
-    for _ in range(rounds):
-        _, hits = await loops(lambda: model.forward(obs, version=0), 1, seconds)
-        alone = await paced(lambda: model.forward(obs), 0.002, seconds)
-        missed, beside = await asyncio.gather(
-            paced(lambda: model.forward(obs, version=next(turns)), 0.003, seconds),
-            paced(lambda: model.forward(obs), 0.002, seconds),
-        )
-        took = (median(missed), median(hits), percentile(beside, 0.99), percentile(alone, 0.99))
-        for samples, value in zip(found, took, strict=True):
-            samples.append(1e3 * (value or 0.0))
-    await model.close()
-    return found
-
-
-async def registered(folder: Path, rounds: int, seconds: float) -> list[float]:
-    """Milliseconds of a service's miss, where each version was read before."""
-    module, example = large(1)
-    engine = build_engine("onnx", module, example)
-    uri = f"sqlite:///{folder / 'mlflow.db'}"
-    trial = Trial.open("league", "league", uri)
-    for version in range(1, 5):
-        files = folder / f"snapshot-{version}"
-        files.mkdir()
-        save_weights(files / "weights.npz", {name: array + version for name, array in engine.initial.items()})
-        register_files(trial, files, "policy", version, tags={})
-    trial.finish()
-    pool = Pool(uri, "", {"model": Followed("policy")})
-    model = LocalModel(engine, max_versions=3, fetch=functools.partial(pool.weights, "model"))
-    obs: Any = example[0][0]
-    turns = itertools.cycle(range(1, 5))  # four in turn, of which two stay
-    for version in range(1, 5):
-        await model.forward(obs, version=version)
     found = []
     for _ in range(rounds):
-        took = median(await paced(lambda: model.forward(obs, version=next(turns)), 0.003, seconds))
-        found.append(1e3 * (took or 0.0))
+        missed = await paced(lambda: model.forward(obs, version=next(turns)), 0.003, seconds)
+        found.append(1e3 * (median(missed) or 0.0))
     await model.close()
     return found
 
@@ -279,7 +236,7 @@ def fail(error: Exception) -> None:
     raise SystemExit(str(error))
 
 
-def strength(path: str, games: int, at_once: int, by_table: bool, markdown: bool) -> None:
+def strength(path: str, games: int, at_once: int, markdown: bool) -> None:
     """Do opponents that clients request by rating play at that rating?
 
     Five ratings between the easiest and the hardest level make five pairs. The *predicted* win rate of a pair follows
@@ -287,12 +244,11 @@ def strength(path: str, games: int, at_once: int, by_table: bool, markdown: bool
     requested ones.
     """
     job = JobConfig.load(path)
-    ((name, config),), ((of, league),) = job.actors.items(), job.leagues.items()
+    ((name, config),), (league,) = job.actors.items(), job.leagues.values()
     levels = read_levels(levels_file(job.folder, league))
     if levels is None:
         raise SystemExit(f"no levels yet: brayx league calibrate {path}")
-    served = league.model_copy(update={"levels": "none.yaml"}) if by_table else league
-    job = job.model_copy(update={"actors": {name: on_free_ports(config)}, "leagues": {of: served}})
+    job = job.model_copy(update={"actors": {name: on_free_ports(config)}})
     rules = load_module("four_game", job.folder)
     ratings = ratings_of(levels)
     results = {}
@@ -332,17 +288,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pool", type=int, default=1000, help="snapshots (default: %(default)s)")
     parser.add_argument("--games", type=int, help="in the books (default: 20000), or of each pair (default: 400)")
     parser.add_argument("--strength", metavar="JOB", help="the YAML of a calibrated job: 400 games of each pair")
-    parser.add_argument("--table", action="store_true", help="serve it without levels: by the points of its table")
     parser.add_argument("--at-once", type=int, default=32, help="its concurrent games (default: %(default)s)")
     options = parser.parse_args(argv)
     if options.strength:
-        strength(options.strength, options.games or 400, options.at_once, options.table, options.markdown)
+        strength(options.strength, options.games or 400, options.at_once, options.markdown)
         return 0
     options.games = options.games or 20_000
     about = f"{machine()}; {options.rounds} rounds of {options.seconds:g} s, medians; {options.games:,} games"
     draws: list[float | None] = []
     with_results: list[float | None] = []
-    games: list[float | None] = []
     sizes: list[float | None] = []
     for _ in range(options.rounds):
         alone, between = draw_rates(options.pool, options.seconds)
@@ -351,13 +305,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="brayx-league-") as folder:
             empty = Path(folder, "empty.db")
             play_games(empty, options.pool, 0)
-            games.append(play_games(Path(folder, "league.db"), options.pool, options.games))
+            play_games(Path(folder, "league.db"), options.pool, options.games)
             grown = Path(folder, "league.db").stat().st_size - empty.stat().st_size
             sizes.append(grown / options.games)
     table = Table(["what", ">value"])
     table.add(f"pool of {options.pool:,}: draw, a second", median(draws))
     table.add("draw, result, a second", median(with_results))
-    table.add("game, a second", median(games))
     table.add("bytes of a game in the books", median(sizes))
     with (
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
@@ -366,13 +319,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         one, many = runner.run(many_opponents(50, 64, options.rounds, options.seconds))
         table.add("64 sessions, one snapshot: ticks/s", median(one))
         table.add("... 50 snapshots at once: to that", median_ratio(many, one))
-        missed, hits, beside, apart = runner.run(misses(Path(folder), options.rounds, options.seconds))
-        table.add("a snapshot of 1 MB in memory: ms of a forward", median(hits))
-        table.add("... not in memory: ms", median(missed))
-        table.add("... another session beside it, p99, ms", median(beside))
-        table.add("... that session without misses, p99, ms", median(apart))
-        served = runner.run(registered(Path(folder), options.rounds, options.seconds))
-        table.add("... not in memory of a service: ms", median(served))
+        missed = runner.run(misses(Path(folder), options.rounds, options.seconds))
+        table.add("a snapshot not in memory: ms of a forward", median(missed))
     show(about, table.markdown(), markdown=options.markdown)
     return 0
 

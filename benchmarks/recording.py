@@ -1,25 +1,21 @@
 """The cost of recording: ticks/s of the local host with and without it, side by side in one run; and of reading.
 
     python -m benchmarks.recording
-    python -m benchmarks.recording --replay         # the rate of `brayx replay` instead
 
 Three agents run behind the TCP door: one echoes a body of 1 kB, another is CartPole's with its model, and the third
-echoes, too, and sets an image of 84x84 on each tick. Each is served by four processes: without a recorder; with one
-that records no session; with one that keeps the newest ticks of each session in memory, in case of an error; and with
+echoes, too, and sets an image of 84x84 on each tick. Each is served by three processes: without a recorder; with one
+that keeps the newest ticks of each session in memory, in case of an error; and with
 one that records every session, the images as frames. CPU is that of the serving process and of the process that it
 starts to write.
 
 The second table opens a session of a million ticks over thousands of files, reads single ticks of it, and lists a
-folder of many sessions. The third one encodes frames of three sizes, and shows them one after the other and anywhere.
-
-``--replay`` passes recorded sessions of CartPole, of some lengths, through a 64x64 MLP, and the same with an LSTM.
+folder of many sessions. The third one encodes frames of three sizes, and shows them in any order.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import math
 import sys
 import tempfile
@@ -31,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks import tables
-from benchmarks.servers import TEMPLATE, Cost, cost, cost_cells, load_generator, serve_agents, service
+from benchmarks.servers import Cost, cartpole, cost, cost_cells, load_generator, serve_agents, service
 from benchmarks.tables import Table, machine, median, show
 
 if TYPE_CHECKING:
@@ -43,14 +39,10 @@ _SESSIONS_PER_FILE = 2000
 _FRAMES = 300
 RECORDINGS: dict[str, dict[str, Any] | None] = {
     "none": None,
-    "no session": {"every": 0, "errors": False, "before": 0},
     "sessions with an error": {"every": 0},
     "every session": {"every": 1},
 }
 ECHO_BYTES = 1024
-LENGTHS = (20, 200, 20_000)
-"""Ticks of a replayed session."""
-_OBS = np.zeros(4, np.float32)
 
 
 def serve(agent: str, recording: str, folder: str) -> None:
@@ -59,10 +51,7 @@ def serve(agent: str, recording: str, folder: str) -> None:
     from brayx.actor.agent_actor import AgentActorFactory
     from brayx.actor.codec import Codec
     from brayx.actor.config import ActorConfig
-    from brayx.jobs.config import JobConfig
-    from brayx.jobs.weights import acting_from
     from brayx.metrics import Recorder
-    from brayx.model.arms import WeightSource
     from brayx.recording.config import RecordingConfig
     from brayx.recording.recorder import closing, recorders_of
 
@@ -87,12 +76,7 @@ def serve(agent: str, recording: str, folder: str) -> None:
             {"agent": Echo if agent == "echo" else Screen}, {}, Services(), Codec(None), recorders=recorders
         )
     else:
-        job = JobConfig.load(str(TEMPLATE))
-        as_dict = job.in_mode("serve").as_dict()
-        acting = acting_from(WeightSource(), job, "model", as_dict, recorder)
-        acting.build(lambda line: None)
-        services = Services({"model": acting.model}, {}, recorder)
-        factory = AgentActorFactory.of(actor, job.agents, job.folder, as_dict, services, recorders=recorders)
+        factory = cartpole(actor, recorder, recorders=recorders)
     serve_agents(factory, recorder, actor, *closing(recorders))
     lost = {name: value for name, value in recorder.summary().items() if "_lost" in name}
     if lost:
@@ -104,15 +88,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = tables.options(__doc__, rounds=5, seconds=3.0)
     parser.add_argument("--sessions", type=int, default=16, help="concurrent sessions (default: %(default)s)")
     parser.add_argument("--many", type=int, default=1_000_000, help="sessions to list (default: %(default)s)")
-    parser.add_argument("--replay", type=int, nargs="?", const=60_000, metavar="TICKS", help="replay (%(const)s)")
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if options.serve:
         serve(*options.serve)
-        return 0
-    if options.replay:
-        replays = replayed(options.replay, options.rounds).markdown()
-        show(f"{machine()}; {options.rounds} rounds, medians", replays, markdown=options.markdown)
         return 0
     about = f"{machine()}; {options.sessions} sessions, {options.rounds} rounds of {options.seconds:g} s, medians"
     measured = (ticking(options.sessions, options.rounds, options.seconds), reading(options.many), showing())
@@ -171,13 +150,12 @@ def reading(many: int) -> Table:
         began = time.perf_counter()
         (episode,) = open_recordings(temporary)
         table.add("open a session", f"{len(episode):,} ticks", f"{time.perf_counter() - began:.2f} s")
-        for name, step in (("tick after tick", 1), ("ticks anywhere", 79_193)):
-            took = []
-            for at in range(300):
-                began = time.perf_counter()
-                episode.read((500_000 + at * step) % len(episode), 1)
-                took.append(time.perf_counter() - began)
-            table.add(name, "median of 300", f"{(median(took) or 0.0) * 1e3:.1f} ms")
+        took = []
+        for at in range(300):
+            began = time.perf_counter()
+            episode.read((500_000 + at * 79_193) % len(episode), 1)
+            took.append(time.perf_counter() - began)
+        table.add("ticks anywhere", "median of 300", f"{(median(took) or 0.0) * 1e3:.1f} ms")
     with tempfile.TemporaryDirectory(prefix="brayx-recording-") as temporary:
         folder = Folder(temporary, 10**12)
         for at in range(0, many, _SESSIONS_PER_FILE):
@@ -220,7 +198,7 @@ def showing() -> Table:
     from brayx.recording.packer import ChunkPacker
     from brayx.recording.writer import Folder
 
-    table = Table(["frames", ">kB each", ">encoded in", ">the next in", ">any in", ">any, p95"])
+    table = Table(["frames", ">kB each", ">encoded in", ">any in", ">any, p95"])
     for height, width in ((84, 84), (480, 640), (720, 1280)):
         images = pictures(height, width, _FRAMES)
         columns = _columns([b""] * _FRAMES, b"", [{"screen": image} for image in images])
@@ -233,78 +211,18 @@ def showing() -> Table:
             packer.close()
             (video,) = Path(temporary).glob("*.mp4")
             (episode,) = open_recordings(temporary)
-            took: dict[str, list[float]] = {}
-            for name, ticks in (
-                ("next", list(range(_FRAMES))),
-                ("any", np.random.default_rng(1).integers(0, _FRAMES, _FRAMES).tolist()),
-            ):
-                for tick in ticks:
-                    began = time.perf_counter()
-                    episode.image(tick)
-                    took.setdefault(name, []).append(time.perf_counter() - began)
+            took = []
+            for tick in np.random.default_rng(1).integers(0, _FRAMES, _FRAMES).tolist():
+                began = time.perf_counter()
+                episode.image(tick)
+                took.append(time.perf_counter() - began)
             table.add(
                 f"{width}x{height}",
                 video.stat().st_size / _FRAMES / 1e3,
                 f"{encoded_s * 1e3:.2f} ms",
-                f"{(median(took['next']) or 0.0) * 1e3:.2f} ms",
-                f"{(median(took['any']) or 0.0) * 1e3:.1f} ms",
-                f"{float(np.quantile(took['any'], 0.95)) * 1e3:.1f} ms",
+                f"{(median(took) or 0.0) * 1e3:.1f} ms",
+                f"{float(np.quantile(took, 0.95)) * 1e3:.1f} ms",
             )
-    return table
-
-
-def record(folder: Path, ticks: int, length: int) -> None:
-    """Records ``ticks`` ticks in sessions of ``length``, at least one session."""
-    from brayx.actions import sample
-    from brayx.actor.agent import State
-    from brayx.metrics import Recorder
-    from brayx.recording.config import RecordingConfig
-    from brayx.recording.recorder import SessionRecorder
-    from brayx.types import Step
-
-    recorder = SessionRecorder(RecordingConfig(folder=str(folder), memory_mb=4096), Recorder())
-    rng = np.random.default_rng(0)
-    for session in range(max(1, ticks // length)):
-        log = recorder.open(f"{session}", b"{}", "", "")
-        assert log is not None
-        seen = rng.standard_normal((length, *_OBS.shape)).astype(np.float32)
-        action, log_prob = sample({"logits": rng.standard_normal((length, 2)).astype(np.float32)}, rng)
-        for tick, (obs, chosen, probability) in enumerate(zip(seen, action, log_prob.tolist(), strict=True)):
-            state = State(f"{session}", tick=tick)
-            state.step, state.value = Step(obs, chosen, probability, 1), 0.5
-            body = json.dumps({"obs": obs.tolist(), "reward": 1.0}).encode()
-            log.tick(state, body, b'{"action":%d}' % chosen, 0.0, 0.0)
-        log.end("stop", float(length))
-    recorder.close(timeout_s=300.0)
-
-
-def replayed(ticks: int, rounds: int) -> Table:
-    """The rate of `brayx replay`: recorded ticks/s that go through another version of a model, files and all."""
-    import torch
-
-    from brayx.nets.policy import NetworkConfig, policy_for
-    from brayx.recording import Comparison, Version, compare
-    from brayx.recording import open as open_recordings
-
-    torch.manual_seed(0)
-    networks = {"64x64 MLP": NetworkConfig(), "64x64 MLP, LSTM of 64": NetworkConfig(lstm=64)}
-    versions = {name: Version(name, *policy_for(_OBS, num_actions=2, network=networks[name])) for name in networks}
-    table = Table(["model", ">ticks of a session", ">ticks/s"])
-    with tempfile.TemporaryDirectory(prefix="brayx-recording-") as temporary:
-        folders = {length: Path(temporary, f"{length}") for length in LENGTHS}
-        for length, folder in folders.items():
-            record(folder, ticks, length)
-        rates: dict[tuple[str, int], list[float | None]] = {
-            (name, length): [] for name in versions for length in LENGTHS
-        }
-        for _ in range(rounds):
-            for (name, length), rate in rates.items():
-                began = time.perf_counter()
-                compared = list(compare(open_recordings(str(folders[length])), versions[name]))
-                count = sum(len(comparison) for comparison in compared if isinstance(comparison, Comparison))
-                rate.append(count / (time.perf_counter() - began))
-    for (name, length), rate in rates.items():
-        table.add(name, length, median(rate))
     return table
 
 

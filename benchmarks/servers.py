@@ -181,6 +181,22 @@ def listeners(url: str) -> list[int]:
     return sorted({c.pid for c in listening if c.pid and c.laddr and c.laddr.port == port})
 
 
+def cartpole(actor: ActorConfig, recorder: Recorder, **options: Any) -> AgentActorFactory:
+    """Makes CartPole's actors on the local host, untrained; ``options`` are the factory's."""
+    from brayx.actor.agent import Services
+    from brayx.actor.agent_actor import AgentActorFactory
+    from brayx.jobs.config import JobConfig
+    from brayx.jobs.weights import acting_from
+    from brayx.model.arms import WeightSource
+
+    job = JobConfig.load(str(TEMPLATE))
+    as_dict = job.in_mode("serve").as_dict()
+    acting = acting_from(WeightSource(), job, "model", as_dict, recorder)
+    acting.build(lambda line: None)
+    services = Services({"model": acting.model}, {}, recorder)
+    return AgentActorFactory.of(actor, job.agents, job.folder, as_dict, services, **options)
+
+
 def serve_agents(factory: AgentActorFactory, recorder: Recorder, config: ActorConfig, *close: Any) -> None:
     """Serves on the local host until standard input ends; prints the URLs."""
     from brayx.actor.host import LocalHost

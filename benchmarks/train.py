@@ -1,4 +1,4 @@
-"""brayx's whole training loop and Stable-Baselines3's PPO on CartPole-v1 in the same run; and its cost by part.
+"""brayx's whole training loop and Stable-Baselines3's PPO on CartPole-v1 in the same run.
 
     python -m benchmarks.train --seeds 0 1 2      # the tables of docs/benchmarks.md
     python -m benchmarks.train --quick            # does it run at all
@@ -7,16 +7,15 @@
 
 ``ppo`` is `python -m pipelines.ppo` in one process with its tuned preset, ``same`` is it with Stable-Baselines3's
 hyperparameters. With these, eight games play through a door: those of one gamecore over TCP, as in the template, on
-the local host (``once``) or on Ray (``ray``, with ``--cluster``); or of eight gamecores, each a process, over ``tcp``,
-``ws`` or ``http`` of the local host, and with ``--cluster`` over HAProxy's WebSocket (``process``, ``train``: where the
-learner runs).
+the local host (``once``) or on Ray (``ray``, with ``--cluster``); or on Ray of eight gamecores, each a process, over
+HAProxy's WebSocket (``process``).
 ``pendulum`` and ``pong`` are the tuned preset on other games, without a baseline; ``pong`` needs the extra
 `atari`.
 
 Every run is a process of its own with one thread of torch. Both sides count the same: the return of a game is what
 its player earned while it learned (actions sampled), and the target is reached when the mean of the last 100 finished
 games is 475 or more, at least 100 games being finished. CPU is of all processes, from the first game to the end of
-the last; the table of its parts comes from a run of its own, which py-spy samples.
+the last.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from typing import Any
 from rich.console import Console
 
 from benchmarks import tables
-from benchmarks.parts import SPY, CpuClock, cpu_by_part, parts, parts_table
+from benchmarks.parts import CpuClock, parts
 from benchmarks.sb3 import CARTPOLE_UNROLL, FILE, INSTALL, NUM_ENVS, STAMPED
 from benchmarks.servers import TEMPLATE
 from benchmarks.tables import Table, each, machine, median, median_ratio, show
@@ -49,18 +48,12 @@ VARIANTS = {
     "ppo": "brayx, one process",
     "same": "... with SB3's recipe",
     "once": "brayx, local host",
-    "tcp": "... eight gamecores, TCP",
-    "ws": "... eight gamecores, WebSocket",
-    "http": "... eight gamecores, HTTP",
     "ray": "brayx, on Ray",
     "process": "... eight gamecores, HAProxy's WebSocket",
-    "train": "... and the learner in Ray Train",
     "sb3": YARDSTICK,
 }
-DOORS = {"tcp": "tcp", "ws": "ws", "http": "http", "train": "ws", "process": "ws"}
-"""Door of a variant with eight gamecores of one game each."""
-CLUSTER = {"ray": "process", "process": "process", "train": "train"}
-"""Variants on Ray, and where their learner runs."""
+CLUSTER = ("ray", "process")
+"""Variants on Ray."""
 GAMES = {"pendulum": ("Pendulum-v1", 400_000), "pong": ("PongNoFrameskip-v4", 30_000)}
 """Environment and env steps of a run."""
 _TUNED_STEPS = 200_000
@@ -74,7 +67,6 @@ _SAME = (
 )
 """Hyperparameters of `benchmarks.sb3.cartpole`; the networks are the same by default."""
 _TIMEOUT_S = 900.0
-_PARTS_STEPS = 30_000
 GAMECORE = f"brayx gamecore gym {STAMPED} --url {{url}} --seed {{index}} --quiet"
 _NUM_GAMES = 8
 _EVALUATED = 100
@@ -239,6 +231,7 @@ def run_brayx(variant: str, seed: int, steps: int, overrides: Sequence[str] = ()
 
 def train_words(variant: str, seed: int, steps: int, folder: str, overrides: Sequence[str]) -> list[str]:
     """Arguments of Python for ``brayx train``, with its trial in ``folder`` and further ``overrides`` of the job."""
+    apart = variant == "process"
     # No early stop: both sides learn from the same number of steps, towards which their learning rates fall.
     options = {
         "trainer.num_steps": steps,
@@ -247,23 +240,15 @@ def train_words(variant: str, seed: int, steps: int, folder: str, overrides: Seq
         "actor.port": 0,
         "actor.native_port": 0,
         "actor.tcp_port": 0,
-        "actor.gamecores.0.command": GAMECORE if variant in DOORS else f"{GAMECORE} --at-once {_NUM_GAMES}",
-        "actor.gamecores.0.num": _NUM_GAMES if variant in DOORS else 1,
-        "actor.gamecores.0.door": DOORS.get(variant, "tcp"),
+        "actor.gamecores.0.command": GAMECORE if apart else f"{GAMECORE} --at-once {_NUM_GAMES}",
+        "actor.gamecores.0.num": _NUM_GAMES if apart else 1,
+        "actor.gamecores.0.door": "ws" if apart else "tcp",
     }
-    options |= {"trainer.where": CLUSTER[variant]} if variant in CLUSTER else {}
+    options |= {"trainer.where": "process"} if variant in CLUSTER else {}
     settings = [*(f"{name}={value}" for name, value in options.items()), *overrides]
     words = [word for setting in settings for word in ("--set", setting)]
     words += ["--cluster"] if variant in CLUSTER else []
     return ["-m", "brayx", "train", str(TEMPLATE), "--tracking", str(Path(folder) / "mlflow.db"), *words]
-
-
-def local_parts(variant: str, steps: int, overrides: Sequence[str] = ()) -> Table:
-    """CPU time of a training on the local host by part, from a separate run."""
-    with tempfile.TemporaryDirectory(prefix="brayx-bench-", ignore_cleanup_errors=True) as folder:
-        stamp = Path(folder) / "first-tick"
-        words, environment = train_words(variant, 0, steps, folder, overrides), environment_of({FILE: str(stamp)})
-        return parts_table(VARIANTS[variant], cpu_by_part(words, environment, stamp), steps)
 
 
 def run_ppo(recipe: Sequence[str], seed: int, steps: int) -> Outcome | None:
@@ -454,10 +439,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             games.append(run_game(game, seed, options.game_steps))
             console.print(f"seed {seed}, {GAMES[game][0]}: {games[-1]}", style="dim")
     tables = [table(outcomes)] if outcomes else []
-    if SPY.exists():
-        steps_of_parts = min(options.steps, _PARTS_STEPS)
-        measured_parts = (each for each in ("once", "tcp") if each in outcomes)
-        tables += [local_parts(each, steps_of_parts, options.overrides) for each in measured_parts]
     tables += [games_table(played)] if played else []
     text = "\n\n".join(each.markdown() for each in (*tables, *measured))
     show(about, text, markdown=options.markdown)

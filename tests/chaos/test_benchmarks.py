@@ -6,7 +6,6 @@ They are among the chaos tests because they take minutes and all CPUs.
 from __future__ import annotations
 
 import json
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,8 +15,6 @@ from benchmarks.gpu import PARTS
 from tests.end_to_end.jobs import ROOT, Command, said_on_failure
 
 pytestmark = pytest.mark.chaos
-
-SPY = Path(sys.executable).parent / "py-spy"
 
 
 @pytest.mark.parametrize(
@@ -30,21 +27,15 @@ SPY = Path(sys.executable).parent / "py-spy"
             ["benchmarks.ticks", "--many", "100", "--rounds", "1", "--seconds", "0.3", "--markdown"],
             "| a tick that is passed on, p50 ms ",
         ),
-        (["benchmarks.layers", "--hosts", "--rounds", "1", "--seconds", "0.3", "--markdown"], "| a Serve replica "),
-        pytest.param(
-            ["benchmarks.layers", "--profile", "2", "--sessions", "16", "--markdown"],
-            "| session table ",
-            marks=pytest.mark.skipif(not SPY.exists(), reason="py-spy is in the extra bench"),
-        ),
         (["benchmarks.train", "--quick", "--markdown"], "| brayx, local host "),
         (["benchmarks.bridges", "--quick", "--markdown"], "| CartPole, one process of eight games "),
         (["benchmarks.ticks", "--images", "--rounds", "1", "--seconds", "0.3", "--markdown"], "| small | ws "),
         (["benchmarks.scaling", "--quick", "--markdown"], "| environment "),
-        (["benchmarks.train", "--parts", "--quick", "--markdown"], "| learner: distributions of a 64x64 MLP "),
+        (["benchmarks.train", "--parts", "--quick", "--markdown"], "| SAC "),
         (["benchmarks.replay", "--quick", "--markdown"], "| learner idle, % "),
         (
             ["benchmarks.league", "--pool", "50", "--games", "500", "--rounds", "1", "--seconds", "0.1", "--markdown"],
-            "| ... not in memory of a service: ms ",
+            "| a snapshot not in memory: ms of a forward ",
         ),
         (["benchmarks.recording", "--rounds", "1", "--seconds", "0.3", "--many", "1000", "--markdown"], "| 1280x720 "),
         (
@@ -52,7 +43,6 @@ SPY = Path(sys.executable).parent / "py-spy"
             "| an echo over HTTP, ticks/s ",
         ),
         (["benchmarks.console", "--rounds", "1", "--seconds", "0.3", "--markdown"], "| 3 viewers "),
-        (["benchmarks.recording", "--replay", "2000", "--rounds", "1", "--markdown"], "| 64x64 MLP, LSTM of 64 "),
         pytest.param(
             ["benchmarks.wire", "--rounds", "1", "--seconds", "0.1", "--markdown"],
             "| noise, 84 x 84 ",
@@ -64,8 +54,6 @@ SPY = Path(sys.executable).parent / "py-spy"
         "layers",
         "forward",
         "ticks, many",
-        "layers, hosts",
-        "layers, profile",
         "train",
         "bridges",
         "ticks, images",
@@ -76,7 +64,6 @@ SPY = Path(sys.executable).parent / "py-spy"
         "recording",
         "peers",
         "console",
-        "recording, replay",
         "wire",
     ],
 )

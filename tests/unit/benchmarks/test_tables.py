@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from benchmarks import layers, parts, servers, ticks, train
+from benchmarks import servers, ticks, train
 from benchmarks.parts import CpuClock
 from benchmarks.servers import Cost, Loaded
 from benchmarks.tables import Table, figure, median, median_ratio, percentile, ratio
@@ -98,19 +98,6 @@ def test_the_cpu_clock_samples_what_a_process_uses() -> None:
     assert 0.0 < used <= clock.at(time.time())
 
 
-def test_a_sample_of_a_training_is_attributed_to_its_part() -> None:
-    loop = "_run (brayx/actor/host.py:1);ActorService.submit (brayx/actor/serving.py:1)"
-    agent = f"{loop};AgentActor.tick (brayx/actor/agent_actor.py:1);GymAgent.on_tick (gym_agent.py:1)"
-    assert parts.shares(
-        [
-            f"{loop} 2",
-            f"{agent} 1",
-            f"{agent};LocalModel.forward (brayx/model/local.py:1) 4",
-            f"{loop};AgentActor._on_episode (brayx/actor/agent_actor.py:2);GymAgent.on_episode (gym_agent.py:2) 1",
-        ]
-    ) == {"door and session": 0.25, "agent": 0.125, "forward": 0.5, "fragments": 0.125}
-
-
 def test_train_reports_how_many_seeds_reached_the_target() -> None:
     good, bad = Outcome(200.0, 5.0, 10.0, 2000, 20.0, 490.0), Outcome(100.0, 1.0, None, None, 20.0, 300.0)
     rows = train.table({"once": [good, good], "sb3": [good, bad]}).rows
@@ -139,41 +126,3 @@ def test_a_service_says_where_it_serves_and_ends_with_its_context() -> None:
         assert set(served.urls) == {"echo", "echo tcp", "echo uvloop"}
         assert servers.listeners(served.urls["echo tcp"]) == [served.pid]
     assert servers.tree(served.pid) == []
-
-
-def test_a_thread_of_a_training_is_attributed_to_its_part() -> None:
-    used = {(1, False, 10): 4.0, (1, False, 11): 2.0, (1, False, 12): 1.0, (1, False, 13): 0.5, (2, True, 20): 3.0}
-    used |= {(3, False, 30): 0.25}
-    threads = {10: parts.DOOR, 11: parts.LEARNER, 12: parts.FORWARD}
-    loop = "_run (brayx/actor/host.py:1)"
-    stacks = [
-        f"{loop};submit (brayx/actor/serving.py:1) 3",
-        f"{loop};run (brayx/engines/onnx.py:1) 1",
-        "wait (x.py:1) 9",
-    ]
-    assert parts._by_part(1, used, threads, stacks) == {
-        parts.GAMECORE: 3.0,
-        parts.DOOR: 3.0,
-        parts.AGENT: 0.0,
-        parts.FORWARD: 2.0,
-        parts.FRAGMENT: 0.0,
-        parts.LEARNER: 2.0,
-        parts.REST: 0.75,
-    }
-
-
-def test_a_sample_is_attributed_to_its_innermost_known_frame() -> None:
-    loop = "thread (0x7): AsyncIO Thread;run (threading.py:982)"
-    stacks = [
-        f"{loop} 2",
-        f"{loop};TcpConnection.data_received (brayx/actor/doors/tcp.py:37) 3",
-        f"{loop};Listener._flush (brayx/actor/doors/native.py:9);Connection.flush (brayx/actor/doors/native.py:8) 1",
-        f"{loop};Session._tick (brayx/actor/session.py:1);AgentActor.tick (brayx/actor/agent_actor.py:1);f (l.py:1) 2",
-        "thread (0x8): brayx-export;Exporter._run (brayx/cluster/prometheus.py:1) 50",
-    ]
-    assert layers.shares(stacks) == {
-        "door: frames, HTTP": 0.375,
-        "kernel and uvloop: receiving, waiting, turns of the loop": 0.25,
-        "actor, agent, sampling": 0.25,
-        "kernel and uvloop: sending": 0.125,
-    }
