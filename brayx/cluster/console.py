@@ -36,6 +36,7 @@ from brayx.errors import (
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.metrics import METRICS, Drained, Kind, Recorder
 from brayx.metrics.numbers import LocalNumbers
+from brayx.metrics.totals import ARM_GAMES, ARM_RETURNS
 from brayx.model.encoding import pack, unpack
 from brayx.model.following import AliasFollower
 from brayx.recording.live_frames import LiveFrames
@@ -51,8 +52,9 @@ _FORGET_S = 30.0
 _MOVED = ("moved", "lost")
 """Ends of a session that continues at another replica."""
 _MAX_KNOWN = 64
-_LEVELS_ADD = ("sessions_active", "replay_batches")
-_COUNTS = ("games", "ticks_this_run", "ticks_per_s", "env_steps_per_s")
+_ADDED = ("games", "ticks_this_run", "ticks_per_s", "env_steps_per_s", "sessions_active", "replay_batches")
+_ADDED_BY_ARM = (ARM_GAMES, ARM_RETURNS)
+
 
 T = TypeVar("T")
 
@@ -307,7 +309,7 @@ def merged(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     by_name: dict[str, list[float]] = {}
     notes: dict[str, str] = {}
     for replica in facts:
-        notes |= replica["notes"]
+        notes |= replica.get("notes", {})  # replicas of an older version have none
         for model, versions in replica.get("registered", {}).items():
             registered.setdefault(model, set()).update(versions)
         for name, value in replica["numbers"].items():
@@ -324,8 +326,9 @@ def merged(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _together(name: str, values: list[float]) -> float:
-    metric = METRICS.get(name.partition(".")[0])
-    if name in _COUNTS or name in _LEVELS_ADD or (metric is not None and metric.kind is Kind.SUM):
+    first = name.partition(".")[0]
+    metric = METRICS.get(first)
+    if name in _ADDED or first in _ADDED_BY_ARM or (metric is not None and metric.kind is Kind.SUM):
         return sum(values)
     if metric is not None and metric.kind in (Kind.MAX, Kind.PERCENTILE):
         return max(values)
@@ -355,11 +358,12 @@ def unpacked(body: bytes) -> LiveTicks:
         BadBody: it is not in that format.
     """
     arrays, metadata = unpack(body)
-    rows, after, end, result, frame = json.loads(metadata["ticks"])
+    rows, after, end, result, *frames = json.loads(metadata["ticks"])
+    frame = next(iter(frames), None)  # an older version has none, and no start
     if frame is not None:
         number, failure = frame
         frame = LiveFrame(number, arrays.pop("frame").tobytes(), failure)
-    start = arrays.pop("start").tobytes()
+    start = arrays.pop("start", np.empty(0, np.uint8)).tobytes()
     by_tick: list[dict[str, np.ndarray]] = [{} for _ in rows]
     for path, array in arrays.items():
         place, _, name = path.partition("/")

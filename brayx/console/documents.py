@@ -60,7 +60,7 @@ def result_of(tags: Mapping[str, str]) -> ResultDocument | None:
     return ResultDocument(mean=mean, error=error, games=games, how="training" if prefix == "return" else "evaluation")
 
 
-def served_result(tags: Mapping[str, str]) -> ResultDocument | None:
+def served_result(tags: Mapping[str, str | float]) -> ResultDocument | None:
     """The result of a registered version in service; see `brayx.model.pool.Pool`."""
     mean = number_of(tags, "serving.episode_return")
     if mean is None:
@@ -69,7 +69,7 @@ def served_result(tags: Mapping[str, str]) -> ResultDocument | None:
     return ResultDocument(mean=mean, error=error, games=games, how="service")
 
 
-def number_of(tags: Mapping[str, str], *names: str) -> float | None:
+def number_of(tags: Mapping[str, str | float], *names: str) -> float | None:
     """The first of these tags that is a finite number; None: none is."""
     for name in names:
         try:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from fastapi import APIRouter
@@ -14,18 +13,22 @@ from brayx.console.league import points_of as points_of_members
 from brayx.console.models import member_of
 from brayx.console.source import Source
 from brayx.console.trials import thinned
-from brayx.console.verdict import NO_JOB, VerdictDocument, verdict_of_service, verdict_of_training
+from brayx.console.verdict import NO_JOB, VerdictDocument, verdict_of_canary, verdict_of_service, verdict_of_training
 from brayx.errors import LeagueError
 from brayx.jobs.progress import abandoned_line, dropped_line, losses_of_recordings
 from brayx.league.files import PLAYER_TAG, POINTS_TAG
 from brayx.metrics.charts import CHARTS, RETURN_CHART
-from brayx.metrics.totals import points_of
+from brayx.metrics.totals import ARM_GAMES, ARM_RETURNS, points_of
+from brayx.model.arms import RESULTS, Results
 from brayx.tracking import PoolEntry, Trial, aliases
 from brayx.tracking.curves import curves
 from brayx.tracking.registry import versions
 from brayx.urls import missing_database
 
 _REFUSED = "requests_refused."
+_ARM_SUMS = {name: RESULTS[name] for name in RESULTS if name != "arm_return"}
+_ARM_SUMS |= {ARM_GAMES: "games", ARM_RETURNS: "returns"}
+"""Names in `Results.totals` of a service's sums by arm."""
 
 
 class JobDocument(Document):
@@ -101,7 +104,7 @@ class ArmDocument(Document):
     """Sessions that an error ended."""
     refusals: float = 0.0
     result: ResultDocument | None = None
-    """Mean return of all its games as the registry has it, or of the newest ones; null: none has ended."""
+    """Mean return of its games; null: none has ended."""
     p50_s: float | None = None
     p99_s: float | None = None
     """Percentiles of the newest ticks' time; null: none is timed yet."""
@@ -166,6 +169,8 @@ def routes(source: Source) -> APIRouter:
         if job.mode == "serve":
             verdict = verdict_of_service(job.numbers, job.errors, job.sessions, job.silent)
             arms = with_results(job.arms, {entry.version: entry.tags for entry in entries}, newest_aliases)
+            if verdict.state in ("serving", "idle"):
+                verdict = next(filter(None, _worse_canaries(source, job, arms)), verdict)
             return OverviewDocument(verdict=verdict, arms=arms, champion=champion, newest=newest)
         returns, means = _curves(source, job.run_id, RETURN_CHART, CHARTS["episode_return"])
         verdict = verdict_of_training(
@@ -198,36 +203,53 @@ def _job(source: Source) -> JobDocument:
 
 def _arms(numbers: Mapping[str, float]) -> list[ArmDocument]:
     """The arms in a service's numbers, such as ``arm_ticks.model/champion/3``."""
-    fields = {f"arm_{field}": field for field in ("sessions", "ticks", "errors", "refusals")}
-    by_arm: dict[str, dict[str, Any]] = {}
+    by_arm: dict[str, Results] = {}
     for name, number in numbers.items():
-        value: float | ResultDocument = number
         metric, _, label = name.partition(".")
-        field = fields.get(metric)
-        if metric == "arm_seconds":
-            label, _, percentile = label.rpartition(".")
-            field = f"{percentile}_s"
-        if metric == "arm_return":
-            field, value = "result", ResultDocument(mean=number)
-        if field and label.count("/") >= 2 and not label.endswith(".run"):
-            by_arm.setdefault(label, {})[field] = value
+        if metric in _ARM_SUMS and label.count("/") >= 2:
+            by_arm.setdefault(label, Results()).totals[_ARM_SUMS[metric]] = number
     arms = []
     for label, results in sorted(by_arm.items()):
         model, alias, version = label.rsplit("/", 2)
-        arms.append(ArmDocument(model=model, alias=alias, version=int(version), **results))
+        totals = results.numbers()
+        counts = {name: totals[name] for name in ("sessions", "ticks", "errors", "refusals")}
+        seconds = {f"{part}_s": numbers.get(f"arm_seconds.{label}.{part}") for part in ("p50", "p99")}
+        served = served_result({f"serving.{name}": value for name, value in totals.items()})
+        arms.append(ArmDocument(model=model, alias=alias, version=int(version), **counts, **seconds, result=served))
     return arms
 
 
 def with_results(
     arms: Sequence[ArmDocument], tags: Mapping[int, Mapping[str, str]], newest_aliases: Mapping[str, int]
 ) -> list[ArmDocument]:
-    """Arms with what the registry says: the result of all games of their versions, and whether their alias moved."""
+    """Arms with what the registry says: the result of their versions' games, unless this service's are more than it has
+    yet, and whether their alias moved."""
     seen = []
     for arm in arms:
-        result = served_result(tags.get(arm.version, {})) or arm.result
+        results = filter(None, (served_result(tags.get(arm.version, {})), arm.result))
+        result = max(results, key=lambda result: result.games or 0.0, default=None)
         former = newest_aliases.get(arm.alias, arm.version) != arm.version
         seen.append(arm.model_copy(update={"result": result, "former": former}))
     return seen
+
+
+def _worse_canaries(source: Source, job: JobDocument, arms: Sequence[ArmDocument]) -> Iterator[VerdictDocument | None]:
+    """The verdict on each canary that is worse than the champion, and still gets sessions."""
+    for component, canary in job.canaries.items():
+        at = aliases(canary.name, source.uri)
+        of_model = [arm for arm in arms if arm.model == component]
+        judged = judged_canary(of_model, at, canary.alias)
+        yield judged if canary.share and judged is not None and judged.state == "worse" else None
+
+
+def judged_canary(arms: Sequence[ArmDocument], newest_aliases: Mapping[str, int], alias: str) -> VerdictDocument | None:
+    """The verdict on a model's canary, by the results of its arms; None: it is no other version than the champion."""
+    champion, canary = newest_aliases.get("champion"), newest_aliases.get(alias)
+    if not champion or not canary or champion == canary:
+        return None
+    results = [(arm.version, arm.result) for arm in arms if arm.result is not None]
+    # Both aliases may have had a version: the one with more games says more.
+    return verdict_of_canary(champion, canary, dict(sorted(results, key=lambda result: result[1].games or 0.0)))
 
 
 def _curves(source: Source, run_id: str, *charts: str) -> list[list[tuple[float, float]]]:

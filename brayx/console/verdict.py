@@ -6,12 +6,12 @@ Knows nothing of MLflow or pages.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import computed_field
 
-from brayx.console.documents import Document
+from brayx.console.documents import Document, ResultDocument
 from brayx.errors import BadBody
 from brayx.jobs.progress import lost_of
 from brayx.metrics.declarations import WINDOW_GAMES, significant
@@ -49,6 +49,7 @@ State = Literal[
     "leading",
     "serving",
     "idle",
+    "worse",
 ]
 Curve = Sequence[tuple[float, float]]
 
@@ -67,7 +68,8 @@ SILENT = (
     "{silent} more sessions have sent nothing for 10 s: does the game send stop at the end of each game? "
     "docs/protocol.md explains it."
 )
-ADVICE = (CONTINUES, RESTARTS, PROCESS, WATCH, CONNECT, REFUSED, STALLED, FINISHED, SILENT)
+ENDS = "End the canary on the page Models. New sessions then get the champion."
+ADVICE = (CONTINUES, RESTARTS, PROCESS, WATCH, CONNECT, REFUSED, STALLED, FINISHED, SILENT, ENDS)
 LOST = "{lost} of the last {total} games failed."
 UNHEARD = "The learner gets no env steps: {refused} requests were refused, most of them with the code {code}."
 REFUSALS = "{refused} requests could not be read, and only {games} games have ended."
@@ -85,6 +87,12 @@ AHEAD = "{leader} has {points} points ({low} to {high}), {lead} more than {secon
 CLOSE = "{leader} has {points} points ({low} to {high}), {lead} more than {second}, which may be chance."
 SERVES = "Players: {sessions}. {ticks_per_s} answers a second, half of them within {p50} ms, 99 % within {p99} ms."
 IDLE = "No game is playing now."
+WAITS = "Sessions that wait for their players: {silent}."
+FEW = "Which is better shows when each has finished {games} games."
+BETTER = "Version {canary} is better than version {champion}: its return is {difference} higher."
+WORSE = "Version {canary} is worse than version {champion}: its return is {difference} lower."
+SAME = "No difference is shown: both have the same return."
+UNSHOWN = "No difference is shown: it is {difference}, which takes about {games} games of each to show."
 NO_JOB = "No job is running here."
 REASONS = (
     LOST,
@@ -104,6 +112,12 @@ REASONS = (
     CLOSE,
     SERVES,
     IDLE,
+    WAITS,
+    FEW,
+    BETTER,
+    WORSE,
+    SAME,
+    UNSHOWN,
     NO_JOB,
 )
 
@@ -178,15 +192,40 @@ def verdict_of_service(
     if lost is not None:
         return lost
     # A few silent sessions are people who think.
-    advice, many = (SILENT, {"silent": silent}) if silent > sessions / 2 else ("", {})
+    advice, many = (SILENT, {"silent": silent}) if silent > max(sessions / 2, 1) else ("", {})
     if silent >= sessions:
-        return VerdictDocument(state="idle", reason=IDLE, values=many, advice=advice)
+        return VerdictDocument(state="idle", reason=WAITS if silent else IDLE, values={"silent": silent}, advice=advice)
     milliseconds = {name: numbers.get(f"tick_seconds.{name}", math.nan) * 1e3 for name in ("p50", "p99")}
     if any(map(math.isnan, milliseconds.values())):
         return VerdictDocument(state="serving", reason=BEGINS, values=many, advice=advice)
     rate = round(numbers.get("ticks_per_s", 0.0))
     values = {"sessions": sessions - silent, "ticks_per_s": rate, **milliseconds, **many}
     return VerdictDocument(state="serving", reason=SERVES, values=values, advice=advice)
+
+
+def verdict_of_canary(champion: int, canary: int, results: Mapping[int, ResultDocument]) -> VerdictDocument:
+    """Whether a canary is better or worse than the champion, by the returns of their games in service.
+
+    Args:
+        champion, canary: their versions.
+        results: of the versions that serve, as in `brayx.console.overview.ArmDocument`.
+    """
+    first, second = results.get(champion), results.get(canary)
+    if first is None or second is None or min(first.games or 0.0, second.games or 0.0) < _MANY_GAMES:
+        return VerdictDocument(state="unsure", reason=FEW, values={"games": _MANY_GAMES})
+    difference = second.mean - first.mean
+    errors = first.error or 0.0, second.error or 0.0
+    values = {"champion": str(champion), "canary": str(canary), "difference": abs(difference)}
+    if abs(difference) > 1.96 * math.hypot(*errors):
+        if difference > 0.0:
+            return VerdictDocument(state="serving", reason=BETTER, values=values)
+        return VerdictDocument(state="worse", reason=WORSE, values=values, advice=ENDS)
+    if not difference:
+        return VerdictDocument(state="unsure", reason=SAME)
+    # A game's variance is error² · games. With so many games each, the interval is as wide as the difference.
+    variance = errors[0] ** 2 * (first.games or 0.0) + errors[1] ** 2 * (second.games or 0.0)
+    values = {"difference": abs(difference), "games": math.ceil(1.96**2 * variance / difference**2)}
+    return VerdictDocument(state="unsure", reason=UNSHOWN, values=values)
 
 
 def _lost(numbers: dict[str, float], errors: Sequence[str], mend: str) -> VerdictDocument | None:

@@ -41,6 +41,9 @@ TICKS_THIS_RUN = "ticks_this_run"
 """Ticks answered since this hub started, without the trial's earlier ones."""
 GAMES = "games"
 """Finished games since the trial began. A league's game counts once, even if several of its seats record a return."""
+ARM_GAMES, ARM_RETURNS = "arm_games", "arm_returns"
+"""Number of the finished games, and sum of their returns, by model, arm and version; no metrics, since Prometheus's
+counters cannot fall."""
 GAMES_IN_WINDOW = "games_in_window"
 """Games that ``episode_return.last100`` is the mean of: at most `WINDOW_GAMES`, and fewer than `GAMES` if a trial or
 its hub was resumed, or if games failed."""
@@ -202,6 +205,9 @@ class Totals:
             lost += cell.total if name == "fragments_dropped" and label != OVERLOADED else 0
             if name == "episode_return":
                 self.sums[GAMES] = self.sums.get(GAMES, 0.0) + cell.count
+            if name == "arm_return":
+                for sum_of, value in ((ARM_GAMES, float(cell.count)), (ARM_RETURNS, cell.total)):
+                    self.sums[_key(sum_of, label)] = self.sums.get(_key(sum_of, label), 0.0) + value
         # A game process often ends of what failed in its session: that is one game.
         self._explained = min(self._explained + failed, WINDOW_GAMES)
         unexplained = max(processes - self._explained, 0.0)

@@ -215,10 +215,19 @@ class Pool:
             self._begun.add(arm)  # last: however often this is retried, earlier results are added once
         with self._counting:
             numbers = self._results[arm].numbers()
+            of_version = Results()
+            for other, results in self._results.items():
+                if (other.model, other.version) == (arm.model, arm.version):
+                    of_version.join(results)
         shown = {SERVING_CHARTS[name]: value for name, value in numbers.items()}
         trial.log_metrics(shown, int(numbers["sessions"]))
         if arm.version:
-            tag(name, arm.version, {f"serving.{key}": f"{value:g}" for key, value in numbers.items()}, self._uri)
+            tag(
+                name,
+                arm.version,
+                {f"serving.{key}": f"{value:g}" for key, value in of_version.numbers().items()},
+                self._uri,
+            )
 
 
 def _searchable(name: str) -> str:

@@ -41,17 +41,20 @@ import numpy as np
 from brayx import Agent, Step, forward, record
 
 class WatchedAgent(Agent):
+    returned = 7.0
+
     async def on_tick(self, state):
         obs = np.array([state.input["x"], 0.0], np.float32)
         outputs, version = await forward("model", obs)
         state.logits, state.value = outputs["logits"], outputs["value"]
         state.step = Step(obs, np.asarray(int(np.argmax(outputs["logits"]))), 0.0, version)
         state.output = {"version": version}
+        self.returned = state.input.get("returned", self.returned)
         if side := state.input.get("side"):
             state.image = np.full((side, side, 3), 10 * state.tick, np.uint8)
 
     async def on_session_end(self, reason):
-        record("episode_return", 7.0)
+        record("episode_return", self.returned)
 
 def draw(states):
     sides = [state.input.get("side", 32) for state in states]
@@ -167,7 +170,8 @@ LABELLED = json.dumps(
 def playing(
     url: str, session: str, stop: bytes = b"", start: bytes = b"", **more: Any
 ) -> Iterator[Callable[[float], Any]]:
-    """A session; call what it gives to play a tick. ``more`` is in each body: ``side`` gives a tick a square image.
+    """A session; call what it gives to play a tick. ``more`` is in each body: ``side`` gives a tick a square image,
+    ``returned`` the game a return.
     ``start`` and ``stop`` are the bodies of its start and its stop."""
     with Client(url, timeout_s=WAIT_S) as client:
         client.start(start, session=session)

@@ -142,8 +142,8 @@ def test_a_session_is_followed_while_its_game_plays(served: tuple[Job, Serving, 
 def test_a_promotion_changes_what_the_next_session_acts_with(served: tuple[Job, Serving, Console], page: Page) -> None:
     _, serving, console = served
 
-    def acts_with() -> int:
-        with playing(serving.url, os.urandom(8).hex()) as tick:
+    def acts_with(**more: float) -> int:
+        with playing(serving.url, os.urandom(8).hex(), **more) as tick:
             return int(tick(1.0)["version"])
 
     page.goto(f"{console.url}/models")
@@ -185,8 +185,23 @@ def test_a_promotion_changes_what_the_next_session_acts_with(served: tuple[Job, 
     page.get_by_role("button", name="Promote the canary").click()
     expect(page.get_by_role("dialog")).to_contain_text("It has no result yet.")
     page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    for _ in range(20):
+        acts_with(returned=-1000.0)
+    console.post("/api/canaries/model", {"share": 0.5})
+    games = {1: 0, 2: 20}
+    while games[1] < 20:
+        version = acts_with(returned=0.0)
+        games[version] += 1
+    worse = page.get_by_text(re.compile("^Version 2 is worse than version 1: its return is .* lower. End the canary"))
+    expect(worse).to_have_class(re.compile("text-amber"))
+    overview = page.context.new_page()
+    overview.goto(console.url)
+    expect(overview.get_by_text("The canary is worse than the champion")).to_be_visible()
+    expect(overview.get_by_role("row", name=re.compile(r"^candidate 2 -\S+ ± \S+ \d\d "))).to_be_visible()
     page.get_by_role("button", name="End the canary").click()
     page.get_by_role("dialog").get_by_role("button", name="End the canary").click()
+    expect(overview.get_by_text("The canary is worse than the champion")).to_be_hidden()
+    overview.close()
     expect(page.get_by_text("0% of new sessions of model get the canary.", exact=True)).to_be_visible()
     until(lambda: acts_with() == 1, "no session gets it any more", WAIT_S)
 

@@ -58,6 +58,7 @@ CHINESE: dict[str, str] = {
     "No clear leader yet": "还没有明显的领先者",
     "Serving players": "正在为玩家服务",
     "Ready for players": "已就绪，等待玩家",
+    "The canary is worse than the champion": "金丝雀比冠军差",
     verdict.LOST: "最近 {total} 局中有 {lost} 局失败。",
     verdict.UNHEARD: "学习器收不到环境步：{refused} 个请求被拒绝，多数的错误码是 {code}。",
     verdict.REFUSALS: "{refused} 个请求无法读取，只有 {games} 局结束。",
@@ -75,6 +76,13 @@ CHINESE: dict[str, str] = {
     verdict.CLOSE: "{leader} 有 {points} 分（{low} 至 {high}），比 {second} 多 {lead} 分：差距可能只是偶然。",
     verdict.SERVES: "玩家：{sessions}。每秒回答 {ticks_per_s} 次，一半在 {p50} 毫秒内，99% 在 {p99} 毫秒内。",
     verdict.IDLE: "现在没有游戏在运行。",
+    verdict.WAITS: "等待玩家操作的会话：{silent} 个。",
+    verdict.FEW: "双方各结束 {games} 局后才能看出哪个更好。",
+    verdict.BETTER: "版本 {canary} 比版本 {champion} 好：回报高 {difference}。",
+    verdict.WORSE: "版本 {canary} 比版本 {champion} 差：回报低 {difference}。",
+    verdict.SAME: "看不出差别：双方回报相同。",
+    verdict.UNSHOWN: "看不出差别：相差 {difference}，双方各需约 {games} 局才能证明。",
+    verdict.ENDS: "请在“模型”页结束金丝雀，之后的新会话都使用冠军。",
     verdict.SILENT: (
         "另有 {silent} 个会话 10 秒没有发送任何请求：游戏在每局结束时发送 stop 吗？docs/protocol.md 有说明。"
     ),
@@ -110,7 +118,6 @@ CHINESE: dict[str, str] = {
     "in training, actions sampled": "训练时，动作按概率抽取",
     "as evaluated": "评估时",
     "as served": "服务时",
-    "{silent} more are silent": "另有 {silent} 个没有动静",
     "target {target}": "目标 {target}",
     "mean of the last {games} games": "最近 {games} 局的平均",
     "return {value}": "回报 {value}",
@@ -195,17 +202,6 @@ CHINESE: dict[str, str] = {
     "{name} (before)": "{name}（之前）",
     "Version {version} of {name} is {alias} and champion, so all new sessions get it.": (
         "{name} 的版本 {version} 既是 {alias} 也是冠军，所有新会话都使用它。"
-    ),
-    "Which is better shows when each has finished {games} games.": "双方各结束 {games} 局后才能看出哪个更好。",
-    "Version {canary} is better than version {champion}: its return is {difference} higher.": (
-        "版本 {canary} 比版本 {champion} 好：回报高 {difference}。"
-    ),
-    "Version {canary} is worse than version {champion}: its return is {difference} lower.": (
-        "版本 {canary} 比版本 {champion} 差：回报低 {difference}。"
-    ),
-    "No difference is shown: both have the same return.": "看不出差别：双方回报相同。",
-    "No difference is shown: it is {difference}, which takes about {games} games of each to show.": (
-        "看不出差别：相差 {difference}，双方各需约 {games} 局才能证明。"
     ),
     "share of the canary": "金丝雀的比例",
     "Set": "设置",

@@ -17,6 +17,7 @@ from brayx.console.page import guides
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.words import is_chinese, set_language, tr
 from brayx.console.sessions import SessionDocument
+from brayx.console.verdict import VerdictDocument
 from brayx.errors import BrayxError
 from brayx.jobs import progress
 from brayx.metrics import significant
@@ -34,6 +35,7 @@ PAGES = {
 }
 """Address, icon and guide of each page by its name."""
 MUTED = "text-gray-600 dark:text-gray-400"
+AMBER = "text-amber-800 dark:text-amber-300"
 _STYLE = """
 <style>
   body { font-family: system-ui, sans-serif; }
@@ -285,6 +287,11 @@ def number(value: float | None, digits: int = 4) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return significant(value, digits)
+
+
+def shown_values(verdict: VerdictDocument) -> dict[str, str]:
+    """The values of a verdict's texts."""
+    return {name: number(value, 3) if isinstance(value, float) else value for name, value in verdict.values.items()}
 
 
 def plus_minus(mean: float | None, error: float | None) -> str:

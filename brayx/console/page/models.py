@@ -10,9 +10,10 @@ from nicegui import ui
 from brayx.console.documents import DoneDocument, served_result
 from brayx.console.league import LeagueDocument, StandingDocument
 from brayx.console.models import ModelDocument
-from brayx.console.overview import ArmDocument, CanaryDocument, JobDocument, with_results
+from brayx.console.overview import ArmDocument, CanaryDocument, JobDocument, judged_canary, with_results
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.frame import (
+    AMBER,
     MUTED,
     RESPONSE_S,
     Panel,
@@ -24,9 +25,10 @@ from brayx.console.page.frame import (
     heading,
     milliseconds,
     result_text,
+    shown_values,
 )
 from brayx.console.page.listing import Listing, TableCell, counted, returned
-from brayx.console.page.promotion import AliasMoves, Judged, compared, in_words, judged
+from brayx.console.page.promotion import AliasMoves, Judged, in_words, judged
 from brayx.console.page.words import tr
 from brayx.console.play import OpponentListDocument
 from brayx.console.recordings import RecordingsDocument
@@ -189,10 +191,12 @@ class _Canary:
         self._arms.show(arms)
         rated = [version for version in model.versions if PLAYER_TAG in version.tags and version.aliases]
         points = [in_words(judged(version, seen.standings)) for version in rated]
-        if champion and self._version and not self._is_champion:
-            words, values = compared(arms, champion, self._version)
-            points = [tr(words, **values), *points]
-        self._compared.set_text(" ".join(points))
+        verdict = judged_canary(arms, model.aliases, canary.alias)
+        if verdict is not None:
+            points = [tr(verdict.reason, **shown_values(verdict)), tr(verdict.advice), *points]
+        self._compared.set_text(" ".join(filter(None, points)))
+        is_worse = verdict is not None and verdict.state == "worse"
+        self._compared.classes(add=AMBER if is_worse else "", remove="" if is_worse else AMBER)
 
     def _say(self, share: float) -> None:
         canary = self._canary

@@ -15,6 +15,7 @@ from brayx.console.page import guides, home
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.charts import Lines
 from brayx.console.page.frame import (
+    AMBER,
     MUTED,
     RESPONSE_S,
     Panel,
@@ -25,6 +26,7 @@ from brayx.console.page.frame import (
     plus_minus,
     reference_text,
     result_text,
+    shown_values,
     since,
     tile,
     until_end,
@@ -35,7 +37,7 @@ from brayx.console.page.models import arm_listing
 from brayx.console.page.picture import Picture, PictureCard, newest_picture
 from brayx.console.page.stopping import StopButton
 from brayx.console.page.words import in_words, tr
-from brayx.console.verdict import AHEAD, CLOSE, State, VerdictDocument
+from brayx.console.verdict import AHEAD, CLOSE, WAITS, State, VerdictDocument
 from brayx.jobs.progress import lost_of
 from brayx.metrics import significant
 from brayx.metrics.totals import BEHAVIOUR_RETURN, RETURN_ERROR, SECONDS
@@ -53,13 +55,14 @@ _STATES: dict[State, tuple[str, str]] = {
     "leading": ("{leader} leads", "green"),
     "serving": ("Serving players", "green"),
     "idle": ("Ready for players", "blue"),
+    "worse": ("The canary is worse than the champion", "amber"),
 }
 """Words and colour of each verdict."""
 _TEXT = {
     "gray": "text-gray-600 dark:text-gray-400",
     "blue": "text-blue-700 dark:text-blue-300",
     "green": "text-green-800 dark:text-green-400",
-    "amber": "text-amber-800 dark:text-amber-300",
+    "amber": AMBER,
     "red": "text-red-700 dark:text-red-400",
 }
 _EDGES = {
@@ -197,7 +200,7 @@ class _Verdict:
         ran = tr("training for {time}", time=up) if is_training else tr("serving for {time}", time=up)
         waits = job.waits_for if verdict.state == "starting" else ""
         self._about.set_text(", ".join(filter(None, (name, ran, waits, *_acting(job)))))
-        values = {key: number(value, 3) if isinstance(value, float) else value for key, value in verdict.values.items()}
+        values = shown_values(verdict)
         self._state.set_text(tr("No clear leader yet") if verdict.reason == CLOSE else tr(words, **values))
         self._reason.set_text(tr(verdict.reason, **values))
         for label, text in (
@@ -283,7 +286,7 @@ def _results(job: JobDocument, overview: OverviewDocument) -> dict[str, tuple[st
         tiles = {
             "Players now": (
                 number(job.sessions - job.silent),
-                tr("{silent} more are silent", silent=number(job.silent)) if job.silent else "",
+                tr(WAITS, silent=number(job.silent)) if job.silent else "",
             ),
             "Ticks/s": (number(round(numbers.get("ticks_per_s", 0.0))), tr("answers to games")),
             "Answer, p50": (milliseconds(numbers.get("tick_seconds.p50")), ""),

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from brayx.console.documents import number_of, result_of
 from brayx.console.league import GateDocument, StandingDocument
 from brayx.console.models import ModelDocument, MoveDocument, VersionDocument
-from brayx.console.overview import ArmDocument, JobDocument
+from brayx.console.overview import JobDocument
 from brayx.console.page.caller import ApiCaller
-from brayx.console.page.frame import confirmed, control, number, plus_minus, sentence, with_games
+from brayx.console.page.frame import confirmed, control, plus_minus, sentence, with_games
 from brayx.console.page.league import points_of
 from brayx.console.page.words import tr
 from brayx.errors import BrayxError
 from brayx.league.files import PLAYER_TAG, POINTS_TAG
-
-_Z = 1.96
-"""Standard errors in half of a 95 % interval."""
-_FEW_GAMES = 20
-"""With fewer games, a standard error says little."""
 
 
 class Judged(NamedTuple):
@@ -124,26 +118,3 @@ def moved(move: MoveDocument) -> str:
         return tr("{name} version {version} is {alias} now.", name=move.name, version=move.version, alias=move.alias)
     words = "{name} version {version} is {alias} now; before it was version {before}."
     return tr(words, name=move.name, version=move.version, alias=move.alias, before=move.before)
-
-
-def compared(arms: Sequence[ArmDocument], champion: int, canary: int) -> tuple[str, dict[str, Any]]:
-    """Which of two versions that serve is better, by the returns of their games in service: a text for `tr`, and its
-    values."""
-    by_version = {arm.version: arm.result for arm in arms if arm.result is not None and arm.result.error is not None}
-    first, second = by_version.get(champion), by_version.get(canary)
-    if first is None or second is None or min(first.games or 0.0, second.games or 0.0) < _FEW_GAMES:
-        return "Which is better shows when each has finished {games} games.", {"games": _FEW_GAMES}
-    difference = second.mean - first.mean
-    error, of_second = first.error or 0.0, second.error or 0.0
-    values = {"champion": champion, "canary": canary, "difference": number(abs(difference), 3)}
-    if abs(difference) > _Z * math.hypot(error, of_second):
-        if difference > 0.0:
-            return "Version {canary} is better than version {champion}: its return is {difference} higher.", values
-        return "Version {canary} is worse than version {champion}: its return is {difference} lower.", values
-    if not difference:
-        return "No difference is shown: both have the same return.", {}
-    # A game's variance is error² · games. With so many games each, the interval is as wide as the difference.
-    variance = error**2 * (first.games or 0.0) + of_second**2 * (second.games or 0.0)
-    games = number(math.ceil(_Z**2 * variance / difference**2))
-    words = "No difference is shown: it is {difference}, which takes about {games} games of each to show."
-    return words, {"difference": values["difference"], "games": games}

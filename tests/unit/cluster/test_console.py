@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 
 from brayx.actor.live_ticks import LiveFrame, LiveTick, LiveTicks
 from brayx.cluster.console import merged, packed, unpacked
+from brayx.model.encoding import pack, unpack
 
 
 def test_ticks_come_as_they_were_sent() -> None:
@@ -21,12 +24,16 @@ def test_ticks_come_as_they_were_sent() -> None:
             for name, array in before.arrays.items():
                 assert after.arrays[name].dtype == array.dtype
                 np.testing.assert_array_equal(after.arrays[name], array)
+    arrays, metadata = unpack(packed(LiveTicks(ticks, b"", 6, "", None, None)))
+    del arrays["start"]
+    *older, _ = json.loads(metadata["ticks"])
+    assert unpacked(pack(arrays, {"ticks": json.dumps(older)})).after == 6, "of a replica of an older version"
 
 
 def test_sums_add_up_percentiles_are_the_largest_and_other_numbers_the_mean() -> None:
     numbers = (
-        {"ticks": 2.0, "tick_seconds.p99": 0.5, "forward_batch_size": 1.0},
-        {"ticks": 3.0, "tick_seconds.p99": 0.1},
+        {"ticks": 2.0, "arm_games.m/champion/1": 1.0, "tick_seconds.p99": 0.5, "forward_batch_size": 1.0},
+        {"ticks": 3.0, "arm_games.m/champion/1": 2.0, "tick_seconds.p99": 0.1},
     )
     replicas = [
         {
@@ -34,13 +41,13 @@ def test_sums_add_up_percentiles_are_the_largest_and_other_numbers_the_mean() ->
             "silent": 1,
             "registered": {"model": [version]},
             "numbers": of_replica,
-            "application": "a",
-            "notes": {},
+            "application": "a",  # of an older version, without notes
         }
         for count, version, of_replica in zip((1, 4), ("models:/m/2", "models:/m/1"), numbers, strict=True)
     ]
     together = merged(replicas)
     assert (together["sessions"], together["silent"], together["application"]) == (5, 2, "a")
     assert together["registered"] == {"model": ["models:/m/1", "models:/m/2"]}
-    assert together["numbers"] == {"ticks": 5.0, "tick_seconds.p99": 0.5, "forward_batch_size": 1.0}
+    of_arm = {"arm_games.m/champion/1": 3.0}
+    assert together["numbers"] == {"ticks": 5.0, **of_arm, "tick_seconds.p99": 0.5, "forward_batch_size": 1.0}
     assert merged([])["sessions"] == 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from brayx.console import verdict
 from brayx.console.documents import ResultDocument, result_of, served_result
 from brayx.console.league import StandingDocument
-from brayx.console.overview import _arms, _curves
+from brayx.console.overview import _arms, _curves, with_results
 from brayx.console.page.overview import led
 from brayx.console.source import Source
 from brayx.metrics.charts import CHARTS, RETURN_CHART
@@ -41,15 +41,19 @@ def test_the_arms_of_a_service_have_their_latency_beside_their_counts() -> None:
     (arm,) = _arms(
         {
             f"arm_ticks.{champion}": 8.0,
-            f"arm_return.{champion}": 2.0,
+            f"arm_games.{champion}": 4.0,
+            f"arm_returns.{champion}": 8.0,
+            f"arm_return.{champion}": 3.0,
             f"arm_seconds.{champion}.p50": 0.001,
             f"arm_seconds.{champion}.p99": 0.002,
             f"arm_seconds.{champion}.run.p99": 0.5,
-            f"arm_return_squared.{champion}": 4.0,
+            f"arm_return_squared.{champion}": 28.0,
         }
     )
     assert (arm.label, arm.ticks, arm.p50_s, arm.p99_s) == (champion, 8.0, 0.001, 0.002)
-    assert arm.result == ResultDocument(mean=2.0)
+    assert arm.result == ResultDocument(mean=2.0, error=1.0, games=4.0, how="service")
+    (registered,) = with_results([arm], {3: {"serving.episode_return": "9", "serving.games": "3"}}, {})
+    assert registered.result == arm.result, "the registry gets them every ten seconds"
 
 
 def test_a_result_says_how_its_games_were_played() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from brayx.console import verdict
 from brayx.console.documents import ResultDocument
-from brayx.console.overview import ArmDocument, with_results
-from brayx.console.page.chinese import CHINESE
-from brayx.console.page.promotion import compared
+from brayx.console.overview import ArmDocument, judged_canary, with_results
 
 
 def arm(alias: str, version: int, mean: float, games: float) -> ArmDocument:
@@ -31,9 +30,15 @@ def arm(alias: str, version: int, mean: float, games: float) -> ArmDocument:
     ],
 )
 def test_which_of_two_versions_is_better(mean: float, games: float, said: str) -> None:
-    words, values = compared([arm("champion", 8, 100.0, 100), arm("candidate", 4, mean, games)], 8, 4)
-    assert said in words.format(**values)
-    assert words in CHINESE
+    judged = judged_canary(
+        [arm("champion", 8, 100.0, 100), arm("candidate", 4, mean, games), arm("champion", 4, 0.0, 1)],
+        {"champion": 8, "candidate": 4},
+        "candidate",
+    )
+    assert judged is not None
+    assert said in judged.text
+    assert judged.reason in verdict.REASONS
+    assert (judged.state == "worse") == (mean < 100.0)
 
 
 def test_an_arm_is_told_when_its_alias_has_moved() -> None:

@@ -153,6 +153,8 @@ def test_a_service_serves_is_idle_or_fails() -> None:
     assert (some.values["sessions"], some.advice) == (2, ""), "people who think"
     most = verdict_of_service(numbers, [], 4, 3)
     assert (most.state, most.values["sessions"], most.advice) == ("serving", 1, verdict.SILENT)
+    alone = verdict_of_service(numbers, [], 1, 1)
+    assert (alone.state, alone.reason, alone.advice) == ("idle", verdict.WAITS, ""), "a player thinks"
     left = verdict_of_service(numbers, [], 11, 11)
     assert (left.state, left.advice, left.values) == ("idle", verdict.SILENT, {"silent": 11})
     failing = verdict_of_service(FAILED, ["why"], 3)

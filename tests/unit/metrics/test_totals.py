@@ -26,6 +26,16 @@ def part(*samples: tuple[str, float], label: str = "") -> Drained:
     return recorder.drain()
 
 
+def test_the_games_of_an_arm_are_summed_beside_the_mean_of_the_newest() -> None:
+    totals = Totals()
+    for returned in (2.0, -4.0):
+        totals.merge(part(("arm_return", returned), label="model/champion/1"))
+        totals.take_interval()
+    numbers = totals.snapshot()
+    named = [f"{name}.model/champion/1" for name in ("arm_games", "arm_returns", "arm_return")]
+    assert [numbers[name] for name in named] == [2, -2, -4]
+
+
 def test_numbers_of_several_behaviours_as_of_one_training() -> None:
     recorders = {}
     for name, steps, mean in (("chaser", 100.0, 2.0), ("runner", 50.0, 4.0)):

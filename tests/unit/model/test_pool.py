@@ -176,10 +176,14 @@ def test_results_are_written_to_a_run_per_arm_and_to_the_version(versions):
     assert runs()["serving policy 1 as champion"].metrics["session/sessions"] == 8
     tags = client.get_model_version("policy", "2").tags
     assert (tags["serving.sessions"], tags["serving.episode_return"], tags["serving.refusals"]) == ("8", "30", "4")
+    pool.add(counted(["model/champion/2"], 3.0))  # it is promoted: its results stay, and count on
+    pool.write()
+    tags = client.get_model_version("policy", "2").tags
+    assert (tags["serving.sessions"], tags["serving.episode_return"]) == ("11", "30")
     pool.finish()
     serve(1)
     [experiment] = [e for e in client.search_experiments() if e.name == "p"]
-    assert len(client.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")) == 4
+    assert len(client.search_runs([experiment.experiment_id], "attributes.run_name LIKE 'serving%'")) == 5
 
 
 def counted(arms, sessions=1.0):
