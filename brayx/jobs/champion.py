@@ -18,12 +18,15 @@ from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.metrics.totals import GAMES
 from brayx.tracking import Checkpoint, PoolEntry, Trial, aliased, find, register
 from brayx.tracking.mlflow_page import NOTE_TAG
+from brayx.tracking.registry import STEP_TAG
 from brayx.tracking.tensorboard import log_onnx
 
 if TYPE_CHECKING:
     from brayx.engines.base import ModelSpec
 
 CURVE_FILE = "curve.png"
+RATING_ENV_TAG = "rating_env"
+"""Tag of a version that was evaluated: the environment of its rating."""
 ENV_OPTIONS_TAG = "env_options"
 """Tag of a version: the keyword arguments of the environment that it was trained in."""
 
@@ -74,39 +77,35 @@ def register_best(
         tags[ENV_OPTIONS_TAG] = options
     about = f"{played} of trial {trial.name!r} in project {trial.project!r}."
     champion = _champion(name, trial.uri)
-    # Rounded like the tags, so that registering the same version again does not lose against itself.
+    if champion and champion.run_id == trial.run_id and champion.tags.get(STEP_TAG) == str(best.step):
+        champion = None  # registered again
     other = "" if champion is None else _other_game(champion.tags, tags)
-    # The best of many returns in training is a lucky one: an evaluation says more, if both have had the same.
-    same = rating and champion is not None and champion.tags.get("rating_env") == rating["rating_env"]
-    by = "rating" if same else "return"
-    stays = champion is not None and not other and _number(champion.tags, by) > _number(tags, by)
-    alias = None if stays else "champion"
+    stays = "" if champion is None or other else _why_it_stays(champion.tags, tags)
     last = trial.checkpoints()[-1]
     if onnx is not None:
         log_onnx(trial, onnx)
     # Register last, because that moves the alias: after an error there is no new champion.
+    alias = None if stays else "champion"
     new = register(trial, best, name, alias=alias, tags=tags, onnx=onnx, spec=spec, description=about).version
     _mark(trial, best)
     trial.set_tag(NOTE_TAG, f"{played}: {name} version {new}{'' if stays else ', champion'}")
     if last.step != best.step:
         has = significant(last.metrics[BEST_METRIC]) if BEST_METRIC in last.metrics else "too few games"
         played += f" (the best checkpoint; the last, after {last.step:,}, has {has})"
-    chance = champion is not None and not other and _may_be_chance(champion.tags, tags, by)
-    if champion is None or not stays:
-        if champion is not None and chance:
-            played += f"; version {champion.version}, the champion before, has {champion.tags[by]}: within chance"
-        if champion is not None and other:
-            played += (
-                f"; version {champion.version}, the champion before, has {other}, so returns do not compare: "
-                "to keep a champion of each, add --set project=NAME"
-            )
-        return new, f"champion: {name} version {new}, {played}"
-    return new, (
-        f"registered as {name} version {new}, {played}; "
-        f"version {champion.version} with {champion.tags[by]} stays champion"
-        f"{', though the difference is within chance' if chance else ''}\n"
-        f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
-    )
+    if champion is not None and stays:
+        return new, (
+            f"registered as {name} version {new}, {played}; "
+            f"version {champion.version} with {_result(champion.tags, tags)} stays champion: {stays}\n"
+            f"to make version {new} champion: {_promotion(name, new, trial.uri)}"
+        )
+    if champion is not None and other:
+        played += (
+            f"; version {champion.version}, the champion before, has {other}, so returns do not compare: "
+            "to keep a champion of each, add --set project=NAME"
+        )
+    elif champion is not None:
+        played += f"; it replaces version {champion.version} with {_result(champion.tags, tags)}"
+    return new, f"champion: {name} version {new}, {played}"
 
 
 def _env_options(params: Mapping[str, str]) -> str:
@@ -123,10 +122,30 @@ def _other_game(champion: Mapping[str, str], tags: Mapping[str, str]) -> str:
     return "" if before == now else f"other env_options ({before or 'none'} instead of {now or 'none'})"
 
 
-def _may_be_chance(champion: Mapping[str, str], tags: Mapping[str, str], by: str) -> bool:
-    """Whether the 95 % intervals of two versions' returns or ratings overlap; false if one is not known."""
-    between = abs(_number(champion, by) - _number(tags, by))
-    return between <= 1.96 * (_number(champion, f"{by}_error") + _number(tags, f"{by}_error"))
+def _measure(tags: Mapping[str, str], rival: Mapping[str, str]) -> str:
+    """The tag of a version that compares it with a rival: its evaluation, unless that is in another environment than
+    the rival's; else its return over the last games of its training."""
+    env = tags.get(RATING_ENV_TAG)
+    return "rating" if env is not None and rival.get(RATING_ENV_TAG, env) == env else "return"
+
+
+def _result(tags: Mapping[str, str], rival: Mapping[str, str]) -> str:
+    """What a version is compared by, as text."""
+    measure = _measure(tags, rival)
+    mean, games = _number(tags, measure), _number(tags, f"{measure}_games")
+    over = "" if math.isnan(games) else f" over {games_text(games)}{' of its evaluation' * (measure == 'rating')}"
+    return "an unknown return" if math.isnan(mean) else f"{tags[measure]}{over}"
+
+
+def _why_it_stays(champion: Mapping[str, str], new: Mapping[str, str]) -> str:
+    """Why a champion stays: it is better, or the 95 % intervals overlap; empty: the new version is better, or the
+    champion's result is not known. Without both errors no difference counts as chance."""
+    before, now = _measure(champion, new), _measure(new, champion)
+    lead = _number(champion, before) - _number(new, now)  # both rounded, so that the same does not lose against itself
+    error = _number(champion, f"{before}_error") + _number(new, f"{now}_error")
+    if abs(lead) <= 1.96 * error:
+        return "the difference is within chance"
+    return "it is better" if lead > 0 else ""
 
 
 def _mark(trial: Trial, best: Checkpoint) -> None:

@@ -53,6 +53,8 @@ _LARGE_REWARD = 1e9
 """Float32 overflows when losses square the returns of larger rewards."""
 _LAST_RETURNS_S = 3.0
 """Time to wait at the end for the games' last returns."""
+_NUMBERS_LATE_S = 0.6
+"""The same for a training that is stopped: a bit more than the age of a process's newest numbers."""
 
 
 class Publisher(Protocol):
@@ -381,9 +383,11 @@ class LearnerLoop:
         self._clock()
         if counters.updates != self._published_at:  # new weights would make waiting workers collect once more
             self._publish(publisher)
-        deadline = time.monotonic() + _LAST_RETURNS_S
-        while reason == "num_steps" and self._score is None and time.monotonic() < deadline:
+        deadline = time.monotonic() + (_LAST_RETURNS_S if reason == "num_steps" else _NUMBERS_LATE_S)
+        late = self.progress is not None  # this process plays the games, too, so the numbers are exact
+        while self._score is None and not late:
             time.sleep(0.05)
+            late = time.monotonic() >= deadline
             self._score = _score(self.numbers.newest(), self.config.target_games)
         self._saver.save(self._score)
 

@@ -539,8 +539,13 @@ def test_a_training_is_watched_and_finished(tmp_path: Path) -> None:
     with command(tmp_path, "train", "cartpole.yaml", *setting(*FREE_PORTS, "console_port=0", *steps)) as training:
         training.until(training.says("plays at tcp://"), "games play")
         console = Console(_url(training))
-        until(lambda: console.get("/api/job")["numbers"].get("updates", 0) > 1, "it learns", WAIT_S)
-        job = console.get("/api/job")
+        job = {}
+
+        def learns() -> bool:
+            job.update(console.get("/api/job"))
+            return job["numbers"].get("updates", 0) > 1 and job["numbers"]["games_in_window"] > 0
+
+        until(learns, "it learns, and knows a return", WAIT_S)
         assert (job["mode"], job["trial"], job["can_stop"]) == ("train", "main", True)
         until(lambda: any(trial["can_stop"] for trial in console.get("/api/trials")), "MLflow has the trial", WAIT_S)
         (trial,) = [trial for trial in console.get("/api/trials") if trial["can_stop"]]

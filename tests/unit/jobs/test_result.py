@@ -330,18 +330,21 @@ def test_the_outcome_mentions_a_last_checkpoint_with_too_few_games(trained, tmp_
 
 
 def test_a_champion_is_replaced_by_what_is_not_worse(trained, tracking_db):
+    replaces = ""
     for version, episode_return in enumerate([-3.0, 5.0401, 5.04, 90.0], start=1):
         played = f"mean return {episode_return:.3g} over 30 games after 100 env steps"
-        assert trained(episode_return) == (version, f"champion: p version {version}, {played}")
+        assert trained(episode_return) == (version, f"champion: p version {version}, {played}{replaces}")
+        replaces = f"; it replaces version {version} with {episode_return:.3g} over 30 games"
         assert champion(tracking_db) == version
 
 
-def test_a_difference_of_two_returns_within_chance_is_said(trained):
+def test_a_champion_stays_if_the_difference_is_within_chance(trained, tracking_db):
     trained(50.0, error=1.0)
-    assert trained(53.0, error=1.0)[1].endswith("; version 1, the champion before, has 50: within chance")
-    assert ", though the difference is within chance\n" in trained(51.0, error=1.0)[1]
-    assert "chance" not in trained(58.0, error=1.0)[1]
-    assert "chance" not in trained(58.0)[1], "its error is not known"
+    stays = "; version 1 with 50 over 30 games stays champion: the difference is within chance\n"
+    assert all(stays in trained(mean, error=1.0)[1] for mean in (53.0, 49.0, 50.0))
+    assert champion(tracking_db) == 1
+    assert trained(58.0, error=1.0)[1].endswith("; it replaces version 1 with 50 over 30 games")
+    assert trained(58.1)[1].startswith("champion: "), "its error is not known"
 
 
 def test_evaluations_choose_the_champion_and_its_return_is_a_point_of_the_curve(tracking_db, tmp_path):
@@ -349,11 +352,11 @@ def test_evaluations_choose_the_champion_and_its_return_is_a_point_of_the_curve(
     folder.mkdir()
     save_weights(folder / "weights.npz", {"w": np.ones(2, np.float32)})
 
-    def learned(mean, rating):
+    def learned(mean, rating, env="env"):
         trial = Trial.open("p", "t", tracking_db, resume=False)
         trial.log_metrics({RETURN_CHART: 0.9, CHARTS["env_steps"]: 200.0}, 7)
         trial.save_checkpoint(folder, 100, {"episode_return": mean, "games": 1})
-        tags = None if rating is None else rating_tags("env", Evaluation([rating - 0.1, rating + 0.1]))
+        tags = None if rating is None else rating_tags(env, Evaluation([rating - 0.1, rating + 0.1]))
         _, outcome = register_trial(trial, "p", None, tags)
         return outcome, trial
 
@@ -364,9 +367,15 @@ def test_evaluations_choose_the_champion_and_its_return_is_a_point_of_the_curve(
     assert {x for x, _ in trial.history(RETURN_CHART)} == {7}
     tags = find("models:/p/1", tracking_db).tags
     assert (tags["rating"], tags["rating_games"], tags["return"]) == ("0.6", "2", "1.5")
-    assert learned(1.2, 0.9)[0].startswith("champion: p version 2"), "its evaluation is better"
-    assert "version 2 with 0.9 stays champion" in learned(9.0, 0.5)[0]
-    assert learned(1.3, None)[0].startswith("champion: p version 4"), "only returns compare"
+    better = learned(1.2, 1.9)[0]
+    assert better.startswith("champion: p version 2")
+    assert better.endswith("; it replaces version 1 with 0.6 over 2 games of its evaluation")
+    its = "version 2 with 1.9 over 2 games of its evaluation stays champion: "
+    assert f"{its}it is better\n" in learned(9.0, 0.5)[0]
+    assert f"{its}the difference is within chance\n" in learned(9.0, 2.0)[0]
+    assert f"{its}it is better\n" in learned(1.8, None)[0], "one that was not evaluated has its return"
+    assert "it replaces version 2 with 1.2 over 1 game" in learned(1.3, 0.1, "other")[0], "only returns compare"
+    assert "it replaces version 6 with 0.1 over 2 games of its evaluation" in learned(1.4, None)[0]
 
 
 def test_a_better_champion_stays_until_the_alias_is_moved(trained, tracking_db):
@@ -377,7 +386,7 @@ def test_a_better_champion_stays_until_the_alias_is_moved(trained, tracking_db):
     summary, instruction = outcome.splitlines()
     assert summary == (
         "registered as p version 2, mean return 49.9 over 30 games after 100 env steps; "
-        "version 1 with 50 stays champion"
+        "version 1 with 50 over 30 games stays champion: it is better"
     )
     command, *words = shlex.split(instruction.removeprefix("to make version 2 champion: "))
     assert (command, cli.main(words)) == ("brayx", 0)
@@ -410,5 +419,6 @@ def test_a_champion_with_an_unreadable_return_is_replaced(trained, tracking_db, 
     client.delete_model_version_tag("p", "1", "return")
     if tag is not None:
         client.set_model_version_tag("p", "1", "return", tag)
-    assert trained(1.0) == (2, "champion: p version 2, mean return 1 over 30 games after 100 env steps")
+    version, outcome = trained(1.0)
+    assert (version, outcome.partition("; ")[2]) == (2, "it replaces version 1 with an unknown return")
     assert champion(tracking_db) == 2

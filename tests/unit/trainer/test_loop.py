@@ -96,15 +96,16 @@ def test_it_stops_at_the_target_return_after_enough_games(tmp_path):
     assert keeper.saved[-1][1] == {"episode_return": 480.0, "games": 20}
 
 
-def test_returns_that_arrive_after_a_short_training_still_count(tmp_path):
+@pytest.mark.parametrize(("reason", "steps", "early"), [("num_steps", 2 * BATCH_STEPS, 4), ("stream_ended", 10**6, 2)])
+def test_returns_that_arrive_after_a_short_training_still_count(tmp_path, reason, steps, early):
     calls = []
 
     def newest():
         calls.append(1)
-        return {"episode_return.last100": 21.0, "games": 20, "games_in_window": 20} if len(calls) > 4 else {}
+        return {"episode_return.last100": 21.0, "games": 20, "games_in_window": 20} if len(calls) > early else {}
 
-    summary, _, _, keeper, _ = run(tmp_path, newest=newest, num_steps=2 * BATCH_STEPS)
-    assert (summary.reason, summary.return_mean) == ("num_steps", 21.0)
+    summary, _, _, keeper, _ = run(tmp_path, count=2, newest=newest, num_steps=steps)
+    assert (summary.reason, summary.return_mean) == (reason, 21.0)
     assert keeper.saved[-1][1] == {"episode_return": 21.0, "games": 20}
 
 
