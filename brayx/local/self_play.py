@@ -9,7 +9,9 @@ doors or progress.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +54,6 @@ if TYPE_CHECKING:
     from brayx.model.local import LocalModel
     from brayx.tracking.clerk import Clerk
 
-_START_S = 3.0
-"""Deadline for the first call of MLflow to start."""
-
 
 class SelfPlay(LocalLeagueTraining):
     """Trains a behaviour against its own past, or against that of other behaviours.
@@ -64,6 +63,7 @@ class SelfPlay(LocalLeagueTraining):
         trainee: its learner, which runs already.
         players: give its sessions their players, from now on those of this league.
         say: prints a line above the display.
+        project: the name under which its versions are registered.
         group: the behaviours that play against each other, and this one; None: it plays itself.
 
     Errors are those of `LocalLeagueTraining`.
@@ -78,11 +78,11 @@ class SelfPlay(LocalLeagueTraining):
         trainee: LocalTrainee,
         players: TeamPlayers,
         say: Callable[[str], None],
+        project: str,
         group: RivalGroup | None = None,
     ) -> None:
         self._trainee, self._players, self._group = trainee, players, group
         (options,) = job.self_plays.values()
-        project = trainee.clerk.call(behaviour_pool, True, start_s=_START_S)  # others may be learning: do not wait long
         if group is not None:
             group.take_in(players)
             trainee.clerk.later(Trial.set_tag, RIVALS_TAG, group.clerk.trial().run_id)
@@ -218,6 +218,8 @@ class _Waiting:
     players: TeamPlayers
     is_resumed: bool = False
     """It played itself before the training was resumed."""
+    project: Future[str] | None = None
+    """The request for the name under which its versions are registered."""
 
     @property
     def plays_itself(self) -> bool:
@@ -298,8 +300,15 @@ class LocalSelfPlays(SelfPlays[SelfPlay]):
             play.close()
 
     def _play(self, name: str, waiting: _Waiting, group: RivalGroup | None = None) -> None:
+        if time.monotonic() < self._try_at:
+            return
         job, trainee, players = waiting.job, waiting.trainee, waiting.players
-        if not self._begin(name, lambda say: SelfPlay(job, trainee, players, say, group)):
+        # Others may be learning, so this does not wait; a request that was given up would go to the queue's end again.
+        project = waiting.project = waiting.project or trainee.clerk.request(behaviour_pool, True)
+        if not project.done():
+            return
+        if not self._begin(name, lambda say: SelfPlay(job, trainee, players, say, project.result(), group)):
+            waiting.project = None
             return
         del self._waiting[name]
         teams = ", ".join(map(str, sorted(players.teams)))

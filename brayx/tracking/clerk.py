@@ -172,8 +172,7 @@ class Clerk:
         Raises:
             TrackingError: it failed, or was dropped because it did not start in time.
         """
-        self._begun()
-        future = self._ask("call", function, args)
+        future = self.request(function, *args)
         with contextlib.suppress(TimeoutError):
             return future.result(start_s)
         if future.cancel():
@@ -184,10 +183,14 @@ class Clerk:
         """Runs ``function(*args)`` in the clerk's process, without opening the trial; errors as for `call`."""
         return self._result(self._ask("run", function, args), _ANSWER_S)
 
-    def later(self, function: Callable[..., Any], *args: Any) -> None:
-        """As `call`, but does not wait: neither for the trial to open, nor for the end. A failure is logged."""
+    def request(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        """As `call`, but does not wait: neither for the trial to open, nor for the end. Returns the result's future."""
         self._begun()
-        self._ask("call", function, args).add_done_callback(self._log_failure)
+        return self._ask("call", function, args)
+
+    def later(self, function: Callable[..., Any], *args: Any) -> None:
+        """As `request`, without the result. A failure is logged."""
+        self.request(function, *args).add_done_callback(self._log_failure)
 
     def in_background(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
         """As `call`, in a thread of the process and without the result. Returns the future of the request.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -308,8 +309,15 @@ async def test_a_game_s_result_is_in_the_trial_of_each_behaviour_of_the_team_tha
 def test_a_rival_whose_start_failed_begins_among_its_rivals_with_its_team(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     started: list[str] = []
+    requests: list[Future[str]] = []
 
-    def start_play(job: Any, trainee: Any, players: TeamPlayers, say: Any, group: RivalGroup | None) -> Any:
+    def request(*_: object) -> Future[str]:
+        requests.append(Future())
+        return requests[-1]
+
+    def start_play(
+        job: Any, trainee: Any, players: TeamPlayers, say: Any, project: str, group: RivalGroup | None
+    ) -> Any:
         assert group is not None, "it plays one team"
         group.take_in(players)
         started.append(players.name)
@@ -320,14 +328,21 @@ def test_a_rival_whose_start_failed_begins_among_its_rivals_with_its_team(monkey
     monkeypatch.setattr(module, "SelfPlay", start_play)
     monkeypatch.setattr(self_plays, "_RETRY_S", 0.0)
     plays = LocalSelfPlays(said.append)
-    clerk = SimpleNamespace(may_resume=False, opened=lambda: True)
+    clerk = SimpleNamespace(may_resume=False, opened=lambda: True, request=request)
     job, trainee = SimpleNamespace(self_plays={"self_play": SelfPlayConfig()}), SimpleNamespace(clerk=clerk)
     for team, name in enumerate(("striker", "keeper")):
         players = plays.players(name, cast("Any", job), cast("Any", trainee), Playing().players.services)
         assert players is not None
         asyncio.run(players.seat(name, {"contract": Contract.parse({**CONTRACT, "team": team})}))
-    for _ in range(2):
+    for _ in range(3):
         plays.look()
+    assert (started, len(requests)) == ([], 2), "however long MLflow takes, its queue has each request once"
+    for future in requests:
+        future.set_result("project")
+    plays.look()
+    plays.look()
+    requests[-1].set_result("project")
+    plays.look()
     assert started == ["striker", "keeper", "keeper"]
     assert [line for line in said if "has team" in line] == [
         f"behaviour {name!r} has team {team}: while another team learns, past versions of its model play"
