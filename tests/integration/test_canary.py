@@ -36,39 +36,13 @@ from brayx.model.following import initial_version
 from brayx.tracking import Trial, register
 from tests.integration.conftest import Ingress
 from tests.processes import ours
+from tests.scale_job import AGENT, MODEL
 from tests.waiting import until
 
 pytestmark = pytest.mark.cluster
 
 WAIT_S = 60.0
 SHARE = 0.3
-MODEL = """
-import numpy as np, torch
-
-class Scale(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.factor = torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, obs):
-        return obs * self.factor
-
-def build_model(name, config):
-    return Scale(), (np.zeros((1, 1), np.float32),)
-"""
-AGENT = """
-import numpy as np
-from brayx import Agent, forward, record
-
-class Told(Agent):
-    async def on_tick(self, state):
-        outputs, version = await forward("model", np.ones(1, np.float32))
-        state.output = [float(outputs[0]), version]
-        self.version = version
-
-    async def on_session_end(self, reason):
-        record("episode_return", 10.0 * self.version)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +151,7 @@ def test_a_canary_its_promotion_and_a_replica_that_is_killed(
             "engine": "torch",
             "canary": {"alias": "candidate", "share": SHARE},
         },
-        "agent": {"kind": "agent", "module": f"told_agent_{placement}", "class": "Told"},
+        "agent": {"kind": "agent", "module": f"told_agent_{placement}", "class": "VersionAgent"},
         "actor": {"kind": "actor", "agents": ["agent"], "num_workers": 2, "idle_timeout_s": 600},
     }  # fmt: skip
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))

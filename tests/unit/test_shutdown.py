@@ -18,6 +18,7 @@ import pytest
 
 from brayx.shutdown import Deadline, marked, side_by_side
 from brayx.temporary import temporary_files
+from tests.clocks import Clock
 from tests.waiting import WAIT_S, until
 
 MARK = "BRAYX_TEST_SHUTDOWN"
@@ -34,15 +35,8 @@ def started(program: str, mark: str) -> Iterator[subprocess.Popen[str]]:
             process.kill()
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_parts_that_hang_do_not_add_up() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     end = Deadline(10.0, clock)
     clock.now += 1000.0  # the work, before anything is to end
     waits = []
@@ -54,7 +48,7 @@ def test_parts_that_hang_do_not_add_up() -> None:
 
 
 def test_what_has_a_deadline_of_its_own_does_not_count_and_an_interrupt_leaves_less() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     end = Deadline(10.0, clock)
     with contextlib.suppress(KeyboardInterrupt), end.paused():
         clock.now += 600.0

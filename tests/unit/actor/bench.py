@@ -16,15 +16,6 @@ from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.metrics import Recorder
 
 
-class Seconds:
-    """The monotonic clock of all deadlines, which only the test moves: so a paused process misses none."""
-
-    value = 100.0
-
-    def __call__(self) -> float:
-        return self.value
-
-
 class Script(Actor):
     """Does what the body says, and keeps what it saw."""
 

@@ -3,7 +3,8 @@
 import pytest
 
 import brayx.clock as clock
-from tests.unit.actor.bench import Bench, Seconds
+from tests.clocks import Clock
+from tests.unit.actor.bench import Bench
 
 
 @pytest.fixture(params=["task", "callback"])
@@ -13,7 +14,7 @@ def whence(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.fixture
-def seconds(monkeypatch: pytest.MonkeyPatch) -> Seconds:
-    made = Seconds()
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock(100.0)
     monkeypatch.setattr(clock, "monotonic", made)
     return made

@@ -11,6 +11,7 @@ from brayx.actor.agent import Services, State, forward, pinned, push, record
 from brayx.errors import ConfigError, DeadlineExceeded
 from brayx.metrics import Recorder
 from brayx.types import Forward, Fragment
+from tests.unit.replay.made import Box
 
 
 def test_state_knows_the_parts_of_a_bray_session() -> None:
@@ -66,16 +67,6 @@ class Doubler:
 
     async def forward(self, *args: np.ndarray) -> Forward:
         return Forward({"y": args[0] * 2}, 3)
-
-
-class Box:
-    """A buffer handle."""
-
-    def __init__(self) -> None:
-        self.fragments: list[Fragment] = []
-
-    def push(self, *fragments: Fragment) -> None:
-        self.fragments.extend(fragments)
 
 
 def fragment() -> Fragment:

@@ -33,7 +33,7 @@ from brayx.metrics import Recorder
 from brayx.replay.buffer import ReplayBuffer
 from brayx.replay.config import BufferConfig
 from brayx.types import Forward, Fragment
-from tests.unit.actor.bench import Seconds
+from tests.clocks import Clock
 from tests.waiting import until
 
 ROOT = Path(__file__).parents[3]
@@ -136,7 +136,7 @@ def served(idle_timeout_s: float) -> Iterator[Served]:
 @pytest.mark.parametrize("in_a_tick", [False, True], ids=["between two ticks", "while a tick is under way"])
 @pytest.mark.parametrize(("door", "reason"), [("ws", "disconnect"), ("http", "idle"), ("tcp", "idle")])
 def test_the_last_fragment_of_a_killed_gamecore_is_truncated_and_bootstrapped(
-    door: str, reason: str, in_a_tick: bool, seconds: Seconds
+    door: str, reason: str, in_a_tick: bool, seconds: Clock
 ) -> None:
     """A broken connection ends only the WebSocket's session; the others end after no request arrives any more."""
     with served(idle_timeout_s=60.0 if reason == "disconnect" else 1.5) as service:
@@ -154,7 +154,7 @@ def test_the_last_fragment_of_a_killed_gamecore_is_truncated_and_bootstrapped(
         service.policy.let_go.set()
 
         def is_complete() -> bool:
-            seconds.value += 0.012  # about as fast as real ones: a leap is forgiven, as of a process that was suspended
+            seconds.now += 0.012  # about as fast as real ones: a leap is forgiven, as of a process that was suspended
             return len(service.kept.fragments) == 2
 
         until(is_complete, "both fragments")

@@ -248,3 +248,28 @@ def two_episodes(batch):
     second["mask"][:, -2:] = 0
     second["truncated"][:, -3] = True
     return batch, optree.tree_map(lambda x, y: torch.cat([x, y]), first, second)
+
+
+def parameters(module):
+    return {name: p.detach().clone() for name, p in module.named_parameters()}
+
+
+def same(got, want, atol=1e-9):
+    assert got.keys() == want.keys()
+    for name in want:
+        torch.testing.assert_close(
+            got[name], want[name], rtol=0, atol=atol, msg=lambda text, label=name: f"{label}: {text}"
+        )
+
+
+class Stepwise(torch.nn.Module):
+    """A recurrent module that is called once per step."""
+
+    is_recurrent = True
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, obs, state):
+        return self.inner(obs, state)

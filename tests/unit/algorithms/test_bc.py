@@ -51,17 +51,21 @@ def test_other_players_moves_are_not_imitated():
     assert not moved(table, lambda: BC(table, sgd(table), config).update(none, 0.0))["policy"].any()
 
 
+class Gaussian(nn.Module):
+    """The same for all observations; ``kind`` begins the names of its outputs."""
+
+    def __init__(self, kind: str = "") -> None:
+        super().__init__()
+        self.kind = kind
+        self.mean = nn.Parameter(torch.tensor([0.3, -0.2], dtype=torch.float64))
+        self.log_std = nn.Parameter(torch.tensor([0.1, -0.4], dtype=torch.float64))
+
+    def forward(self, obs):
+        shape = (*obs.shape, 2)
+        return {f"{self.kind}mean": self.mean.expand(shape), f"{self.kind}log_std": self.log_std.expand(shape)}
+
+
 def test_continuous_actions_have_the_gaussians_likelihood():
-    class Gaussian(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mean = nn.Parameter(torch.tensor([0.3, -0.2], dtype=torch.float64))
-            self.log_std = nn.Parameter(torch.tensor([0.1, -0.4], dtype=torch.float64))
-
-        def forward(self, obs):
-            shape = (*obs.shape, 2)
-            return {"mean": self.mean.expand(shape), "log_std": self.log_std.expand(shape)}
-
     batch, module = random_batch(), Gaussian()
     batch["action"] = torch.randn(5, 10, 2, dtype=torch.float64)
     seen = batch["action"][batch["mask"] > 0].numpy()
@@ -111,18 +115,7 @@ def test_several_heads_have_their_joint_cross_entropy():
 
 def test_squashed_actions_have_the_squashed_gaussians_likelihood():
     """Haarnoja et al. 2018, appendix C: the Gaussian's, less the logarithm of the slope."""
-
-    class Squashed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.mean = nn.Parameter(torch.tensor([0.3, -0.2], dtype=torch.float64))
-            self.log_std = nn.Parameter(torch.tensor([0.1, -0.4], dtype=torch.float64))
-
-        def forward(self, obs):
-            shape = (*obs.shape, 2)
-            return {"tanh_mean": self.mean.expand(shape), "tanh_log_std": self.log_std.expand(shape)}
-
-    batch, module = random_batch(), Squashed()
+    batch, module = random_batch(), Gaussian("tanh_")
     rng = np.random.default_rng(2)
     batch["action"] = torch.from_numpy(rng.uniform(-0.95, 0.95, (5, 10, 2)))
     mean, log_std = np.array([0.3, -0.2]), np.array([0.1, -0.4])

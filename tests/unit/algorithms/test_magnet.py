@@ -14,23 +14,11 @@ from brayx.algorithms.mixed import Mixed, MixedConfig
 from brayx.algorithms.ppo import PPO, PPOConfig, ppo_loss
 from brayx.nets.mlp import ActorCritic
 from brayx.trainer.hooks import Hooks, WithLoss
-from tests.unit.algorithms.ppo_cases import CASES, make, make_batch, slow_update
+from tests.unit.algorithms.ppo_cases import CASES, make, make_batch, parameters, same, slow_update
 from tests.unit.algorithms.tables import Table, random_batch, sgd
 
 KINDS = [case for case in CASES if case not in ("normalised value", "magnet")]
 """Moments of values are of all batches, and the slow computation sees one."""
-
-
-def parameters(module):
-    return {name: p.detach().clone() for name, p in module.named_parameters()}
-
-
-def same(got, want, atol=1e-9):
-    assert got.keys() == want.keys()
-    for name in want:
-        torch.testing.assert_close(
-            got[name], want[name], rtol=0, atol=atol, msg=lambda text, label=name: f"{label}: {text}"
-        )
 
 
 def test_the_loss_adds_the_weighted_divergence():

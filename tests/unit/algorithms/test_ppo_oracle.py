@@ -13,19 +13,16 @@ import torch
 from brayx.algorithms.build import algorithm_options, check_batch
 from brayx.algorithms.ppo import ppo_loss
 from brayx.errors import ConfigError
-from tests.unit.algorithms.ppo_cases import CASES, make, make_batch, slow_update, two_episodes
-
-
-def parameters(ppo):
-    return {name: p.detach().clone() for name, p in ppo.module.named_parameters()}
-
-
-def same(got, want, atol=1e-9):
-    assert got.keys() == want.keys()
-    for name in want:
-        torch.testing.assert_close(
-            got[name], want[name], rtol=0, atol=atol, msg=lambda text, label=name: f"{label}: {text}"
-        )
+from tests.unit.algorithms.ppo_cases import (
+    CASES,
+    Stepwise,
+    make,
+    make_batch,
+    parameters,
+    same,
+    slow_update,
+    two_episodes,
+)
 
 
 @pytest.mark.parametrize("heads", [0, 3])
@@ -99,7 +96,7 @@ def test_an_update_matches_the_paper(case, seed):
     ppo, batch = make(case, seed), make_batch(case, seed=seed)
     want, measured_want = slow_update(ppo, batch)
     measured = ppo.update(batch, 0.0)
-    same(parameters(ppo), want)
+    same(parameters(ppo.module), want)
     if case == "squashed":  # whose entropy torch does not know
         measured_want.pop("entropy")
     assert {name: measured[name] for name in measured_want} == pytest.approx(measured_want, abs=1e-9)
@@ -114,7 +111,7 @@ def test_micro_batches_equal_the_minibatch(case, accumulate):
         batch = make_batch(case, seed=seed)
         a, b = whole.update(batch, seed / 10), parts.update(batch, seed / 10)
         assert a == pytest.approx(b, abs=1e-9)
-    same(parameters(parts), parameters(whole))
+    same(parameters(parts.module), parameters(whole.module))
 
 
 class RankOfTwo:
@@ -151,7 +148,7 @@ def test_two_ranks_equal_one_rank_with_twice_the_batch(case, more):
         for p in ppo.module.parameters():
             p.register_hook(lambda gradient: ppo.across.sum(gradient) / 2)
         measured = [ppo.update(batch, k / 10) for k, batch in enumerate(batches[index])]
-        return parameters(ppo), measured
+        return parameters(ppo.module), measured
 
     with ThreadPoolExecutor(2) as pool:
         ranks = [future.result(60) for future in [pool.submit(rank, index) for index in range(2)]]
@@ -160,7 +157,7 @@ def test_two_ranks_equal_one_rank_with_twice_the_batch(case, more):
         for _, measured_by_rank in ranks:
             assert measured_by_rank[k] == pytest.approx(measured, abs=1e-9)
     for by_rank, _ in ranks:
-        same(by_rank, parameters(alone))
+        same(by_rank, parameters(alone.module))
 
 
 @pytest.mark.parametrize("case", ["categorical", "memory"])
@@ -170,7 +167,7 @@ def test_the_order_of_columns_makes_no_difference(case):
     a, b = make(case), make(case)
     a.update(batch, 0.0)
     b.update(optree.tree_map(lambda x: x[order], batch), 0.0)
-    same(parameters(a), parameters(b))
+    same(parameters(a.module), parameters(b.module))
 
 
 @pytest.mark.parametrize("case", ["categorical", "gaussian", "memory"])
@@ -180,7 +177,7 @@ def test_packed_episodes_equal_separate_episodes(case):
     a, b = make(case), make(case)
     a.update(batch, 0.0)
     b.update(apart, 0.0)
-    same(parameters(a), parameters(b))
+    same(parameters(a.module), parameters(b.module))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -194,7 +191,7 @@ def test_the_content_of_masked_steps_makes_no_difference(case):
     a, b = make(case), make(case)
     a.update(batch, 0.0)
     b.update(nonsense, 0.0)
-    same(parameters(a), parameters(b))
+    same(parameters(a.module), parameters(b.module))
 
 
 def test_a_fully_masked_head_stays_finite_and_has_no_gradient():
@@ -202,27 +199,17 @@ def test_a_fully_masked_head_stays_finite_and_has_no_gradient():
     ppo = make("masked", value_coef=0.0, entropy_coef=0.3)
     batch["obs"]["action_mask"][:] = 0
     batch["log_prob"][:] = -np.log(6)
-    before = parameters(ppo)
+    before = parameters(ppo.module)
     measured = ppo.update(batch, 0.0)
     assert np.isfinite(list(measured.values())).all()
     assert measured["entropy"] == pytest.approx(np.log(6))
-    same(parameters(ppo), before, atol=0)
+    same(parameters(ppo.module), before, atol=0)
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_replayed_memory_equals_the_memory_that_acted(wrapped):
     """Acts through episodes with the engine's one-step call, and expects ratios of exactly 1: for a module that takes
     sequences, and for one that is called step by step."""
-
-    class Plain(torch.nn.Module):
-        is_recurrent = True
-
-        def __init__(self, inner):
-            super().__init__()
-            self.inner = inner
-
-        def forward(self, obs, state):
-            return self.inner(obs, state)
 
     ppo = make("memory", epochs=1)
     module = ppo.module
@@ -250,7 +237,7 @@ def test_replayed_memory_equals_the_memory_that_acted(wrapped):
         value = outputs["value"]
     batch["mask"][:, -1] = 0
     if wrapped:
-        ppo = type(ppo)(Plain(module), torch.optim.SGD(module.parameters(), lr=0.1), ppo.config)
+        ppo = type(ppo)(Stepwise(module), torch.optim.SGD(module.parameters(), lr=0.1), ppo.config)
     steps, _ = ppo._prepare(batch)
     measured = ppo.update(batch, 0.0)
     assert measured["approx_kl"] == pytest.approx(0, abs=1e-12)

@@ -9,13 +9,7 @@ from brayx.actor.ownership import SessionSnapshot
 from brayx.cluster.directory import INTERFACE, Directory, DirectoryRecovering, Location, Renewal
 from brayx.cluster.membership import check_directory
 from brayx.errors import Overloaded, SessionExists, SessionLost, StartupError
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clocks import Clock
 
 
 @pytest.fixture

@@ -440,36 +440,27 @@ class TestPassedOn:
         assert "bury" not in handle.calls
         assert await b.ask("tick", "s", body(1)) == body(1)
 
-    @pytest.mark.parametrize("answer", [b"", b"not HTTP at all, and for long enough to tell"])
+    @pytest.mark.parametrize(
+        ("answer", "said"),
+        [(b"", ""), (b"not HTTP at all, and for long enough to tell", ""), (None, r"1\.01 s")],
+        ids=["closes", "no HTTP", "never answers"],
+    )
     async def test_a_live_owner_that_does_not_answer_is_reported_as_overload(
-        self, replicas: Open, handle: DirectoryHandle, answer: bytes
+        self, replicas: Open, handle: DirectoryHandle, answer: bytes | None, said: str
     ) -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if await reader.read(1):
+            if answer is None:
+                await reader.read()
+            elif await reader.read(1):
                 writer.write(answer)
                 await writer.drain()
             writer.close()
 
         (b,) = await replicas("b", share="none")
+        b._routing._timeout_s = 1.01 if answer is None else b._routing._timeout_s
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             handle.directory.renew("owner", "http://{}:{}".format(*server.sockets[0].getsockname()), ["s"])
-            with pytest.raises(Overloaded) as raised:
-                await b.ask("tick", "s", body(0))
-        assert raised.value.details == {"layer": "peer", "maybe_applied": True}
-        assert "bury" not in handle.calls
-
-    async def test_an_owner_that_accepts_connections_and_never_answers_is_reported_as_overload(
-        self, replicas: Open, handle: DirectoryHandle
-    ) -> None:
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.read()
-            writer.close()
-
-        (b,) = await replicas("b", share="none")
-        b._routing._timeout_s = 1.01
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            handle.directory.renew("owner", "http://{}:{}".format(*server.sockets[0].getsockname()), ["s"])
-            with pytest.raises(Overloaded, match=r"1\.01 s") as raised:
+            with pytest.raises(Overloaded, match=said) as raised:
                 await b.ask("tick", "s", body(0))
         assert raised.value.details == {"layer": "peer", "maybe_applied": True}
         assert "bury" not in handle.calls

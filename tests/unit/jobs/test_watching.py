@@ -29,13 +29,7 @@ from brayx.metrics import Recorder
 from brayx.metrics.numbers import LocalNumbers
 from brayx.tracking import Trial
 from brayx.tracking.hub import Hub, totals_of
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clocks import Clock
 
 
 def test_a_slow_game_without_errors_is_waited_for():

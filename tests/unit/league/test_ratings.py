@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from brayx.league.member import Member
 from brayx.league.ratings import FIRST_POINTS, POINTS_PER_MU, Rating, Ratings
 
-A, B, C, D, E = (Member(name) for name in "abcde")
+A, B, C, D, E, F = (Member(name) for name in "abcdef")
 
 
 def skills(ratings: Ratings, *members: Member) -> list[tuple[float, float]]:
@@ -26,64 +26,50 @@ def about(expected: list[tuple[float, float]]) -> list[object]:
 
 # The parity vectors of openskill.py 6.2.0, as its sister openskill.js publishes them (parity-plackett-luce.test.ts).
 DOUBLES = {A: Rating(29.182, 4.782), B: Rating(27.174, 4.922), C: Rating(16.672, 6.217), D: Rating(25.0, 25 / 3)}
-FIXTURE = Rating(20.35125162611535, 8.33148112355601)
+FIXTURES = dict.fromkeys((A, B, C, D, E, F), Rating(20.35125162611535, 8.33148112355601))
 
 
-def test_a_match_of_two_teams_has_openskills_numbers() -> None:
-    ratings = Ratings(DOUBLES)
-    ratings.rate([[A, B], [C, D]], [1, 2])
-    assert skills(ratings, A, B, C, D) == about(
-        [
-            (29.607340941337068, 4.755311788972862),
-            (27.624602782532037, 4.892807828777459),
-            (15.953170429143093, 6.125902065139878),
-            (23.70858117648013, 8.111707446126035),
-        ]
-    )
-
-
-def test_a_match_of_four_has_openskills_numbers() -> None:
-    ratings = Ratings(DOUBLES)
-    ratings.rate([[A], [B], [C], [D]], [0, 1, 2, 3])
-    assert skills(ratings, A, B, C, D) == about(
-        [
-            (30.210227447000438, 4.765617924939384),
-            (27.644725221915632, 4.883479590134575),
-            (17.4036218889969, 6.101259408259549),
-            (19.21460876538932, 7.854669920480409),
-        ]
-    )
-
-
-def test_teams_of_different_sizes_have_openskills_numbers() -> None:
-    names = [Member(name) for name in "abcdef"]
-    ratings = Ratings(dict.fromkeys(names, FIXTURE))
-    a, b, c, d, e, f = names
-    ratings.rate([[a], [b, c], [d], [e, f]], [2, 1, 4, 3])
-    assert skills(ratings, a, b, c, d, e, f) == about(
-        [
-            (22.35555943890167, 8.265434830225024),
-            (22.373451456616035, 8.258479912445537),
-            (22.373451456616035, 8.258479912445537),
-            (18.311159777900297, 8.219170401234347),
-            (18.364835831043397, 8.112716571808326),
-            (18.364835831043397, 8.112716571808326),
-        ]
-    )
-
-
-def test_a_draw_has_openskills_numbers() -> None:
-    names = [Member(name) for name in "abcdef"]
-    ratings = Ratings(dict.fromkeys(names, FIXTURE))
-    a, b, c, d, e, f = names
-    ratings.rate([[a], [b, c], [d, e, f]], [1, 2, 1])
-    assert skills(ratings, a, b, d) == about(
-        [
-            (21.63766806988004, 8.310709773172306),
-            (19.53956360838512, 8.268148437657915),
-            (19.87652320008089, 8.237522411103104),
-        ]
-    )
+@pytest.mark.parametrize(
+    ("before", "teams", "ranks", "after"),
+    [
+        (
+            DOUBLES, [[A, B], [C, D]], [1, 2],
+            {
+                A: (29.607340941337068, 4.755311788972862), B: (27.624602782532037, 4.892807828777459),
+                C: (15.953170429143093, 6.125902065139878), D: (23.70858117648013, 8.111707446126035),
+            },
+        ),
+        (
+            DOUBLES, [[A], [B], [C], [D]], [0, 1, 2, 3],
+            {
+                A: (30.210227447000438, 4.765617924939384), B: (27.644725221915632, 4.883479590134575),
+                C: (17.4036218889969, 6.101259408259549), D: (19.21460876538932, 7.854669920480409),
+            },
+        ),
+        (
+            FIXTURES, [[A], [B, C], [D], [E, F]], [2, 1, 4, 3],
+            {
+                A: (22.35555943890167, 8.265434830225024), B: (22.373451456616035, 8.258479912445537),
+                C: (22.373451456616035, 8.258479912445537), D: (18.311159777900297, 8.219170401234347),
+                E: (18.364835831043397, 8.112716571808326), F: (18.364835831043397, 8.112716571808326),
+            },
+        ),
+        (
+            FIXTURES, [[A], [B, C], [D, E, F]], [1, 2, 1],
+            {
+                A: (21.63766806988004, 8.310709773172306), B: (19.53956360838512, 8.268148437657915),
+                D: (19.87652320008089, 8.237522411103104),
+            },
+        ),
+    ],
+    ids=["two teams", "a match of four", "teams of different sizes", "a draw"],
+)  # fmt: skip
+def test_a_match_has_openskills_numbers(
+    before: dict[Member, Rating], teams: list[list[Member]], ranks: list[int], after: dict[Member, tuple[float, float]]
+) -> None:
+    ratings = Ratings(before)
+    ratings.rate(teams, ranks)
+    assert skills(ratings, *after) == about([*after.values()])
 
 
 def test_elo_moves_by_its_formula() -> None:

@@ -31,40 +31,12 @@ from brayx.model.checkpoints import engine_from
 from brayx.recording import open as open_recordings
 from brayx.tracking import Trial, register
 from tests.recorded import ended
+from tests.scale_job import AGENT, MODEL
 from tests.waiting import until
 
 PROJECT = "served"
 SHARE = 0.3
 WAIT_S = 30.0
-MODEL = """
-import numpy as np, torch
-
-class Scale(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.factor = torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, obs):
-        return obs * self.factor
-
-def build_model(name, config):
-    return Scale(), (np.zeros((1, 1), np.float32),)
-"""
-AGENT = """
-import numpy as np
-from brayx import Agent, forward, record
-
-class VersionAgent(Agent):
-    async def on_tick(self, state):
-        outputs, version = await forward("model", np.ones(1, np.float32))
-        state.output = [float(outputs[0]), version]
-        self.version = version
-
-    async def on_session_end(self, reason):
-        record("episode_return", 10.0 * self.version)
-"""
-
-
 DRAWING = """
 import numpy as np
 

@@ -9,14 +9,7 @@ import pytest
 from brayx.errors import ConfigError
 from brayx.metrics import Drained, Kind, Recorder, XAxis
 from brayx.metrics.totals import Totals, joined
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clocks import Clock
 
 
 def part(*samples: tuple[str, float], label: str = "") -> Drained:
@@ -165,7 +158,7 @@ class TestTotals:
         assert (totals.snapshot()["fragments_in_window"], totals.snapshot()["fragments_lost_in_window"]) == (100, 50)
 
     def test_it_is_quiet_since_the_newest_env_step(self) -> None:
-        clock = Clock()
+        clock = Clock(100.0)
         totals = Totals(clock=clock)
         clock.now += 20.0
         assert totals.snapshot()["quiet_s"] == 20.0
@@ -175,7 +168,7 @@ class TestTotals:
         assert totals.snapshot()["quiet_s"] == 3.0
 
     def test_a_rate_covers_its_window(self) -> None:
-        clock = Clock()
+        clock = Clock(100.0)
         totals = Totals(clock=clock, rate_window_s=5.0)
         for _ in range(20):
             clock.now += 1.0
@@ -230,7 +223,7 @@ class TestTotals:
 
     @pytest.mark.parametrize(("x_axis", "step"), [("env_steps", 40), ("updates", 3), ("seconds", 107)])
     def test_the_x_axis_continues_from_an_interrupted_trial(self, x_axis: XAxis, step: int) -> None:
-        clock = Clock()
+        clock = Clock(100.0)
         totals = Totals({"env_steps": 10, "updates": 1, "seconds": 100.0}, x_axis=x_axis, clock=clock)
         clock.now += 7.5
         assert totals.snapshot()["seconds"] == 100.0, "until its learner continues"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import threading
 
+from tests.clocks import Clock
+
 
 class Engine:
     """Doubles rows; records batches and where they ran; blocks while `gate` is closed."""
@@ -30,14 +32,8 @@ class Engine:
         self.entered.clear()
 
 
-class Clock:
+class LoopClock(Clock):
     """The event loop's clock, which stands still until a test moves it."""
-
-    def __init__(self, now):
-        self.now = now
-
-    def __call__(self):
-        return self.now
 
     async def move(self, seconds):
         """Advances the clock by so many seconds and runs everything due until then."""

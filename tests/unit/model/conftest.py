@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from brayx.model.batcher import Batcher
-from tests.unit.model.calls import Clock, Engine
+from tests.unit.model.calls import Engine, LoopClock
 
 
 @pytest.fixture
@@ -34,6 +34,6 @@ async def make(engine):
 @pytest.fixture
 async def clock(monkeypatch):
     loop = asyncio.get_running_loop()
-    clock = Clock(loop.time())
+    clock = LoopClock(loop.time())
     monkeypatch.setattr(loop, "time", clock)
     return clock

@@ -1,4 +1,4 @@
-"""Fragments and columns for the tests of replay, and the small buffer that they fill."""
+"""Fragments and columns for the tests of replay, the small buffer that they fill, and a handle that keeps them."""
 
 from __future__ import annotations
 
@@ -44,3 +44,13 @@ def columns(rows: int, number: float = 0.0, version: int = 0) -> Columns:
 
 def changed(**options) -> BufferConfig:
     return BufferConfig(**{**CONFIG.model_dump(), **options})
+
+
+class Box:
+    """A buffer handle that keeps what is pushed."""
+
+    def __init__(self) -> None:
+        self.fragments: list[Fragment] = []
+
+    def push(self, *fragments: Fragment) -> None:
+        self.fragments.extend(fragments)

@@ -24,8 +24,9 @@ from brayx.jobs.config import JobConfig
 from brayx.jobs.options import documented
 from brayx.jobs.shipped import TEMPLATES
 from brayx.metrics import Recorder
-from brayx.types import Forward, Fragment
+from brayx.types import Forward
 from tests.end_to_end.cpp_server import serving
+from tests.unit.replay.made import Box
 from tests.waiting import until
 
 FOLDER = TEMPLATES / "league"
@@ -181,14 +182,6 @@ class Skewed:
     async def forward(self, obs: Any) -> Forward:
         logits = np.where(obs["action_mask"] > 0, self.weights @ obs["board"].ravel(), -3e4)
         return Forward({"logits": logits}, 1)
-
-
-class Box:
-    def __init__(self) -> None:
-        self.fragments: list[Fragment] = []
-
-    def push(self, *fragments: Fragment) -> None:
-        self.fragments.extend(fragments)
 
 
 def tick(*columns: int, **more: Any) -> bytes:

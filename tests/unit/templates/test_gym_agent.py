@@ -15,7 +15,8 @@ from brayx.actor.agent_actor import AgentActor, AgentActorFactory
 from brayx.components import load
 from brayx.errors import AgentError, BadBody
 from brayx.metrics import Recorder
-from brayx.types import Forward, Fragment
+from brayx.types import Forward
+from tests.unit.replay.made import Box
 
 TEMPLATES = Path(__file__).parents[3] / "pipelines" / "templates"
 
@@ -25,16 +26,6 @@ class Policy:
 
     async def forward(self, *args: Any) -> Forward:
         return Forward({"logits": np.array([0.0, 50.0], np.float32), "value": np.float32(0)}, 7)
-
-
-class Box:
-    """A buffer handle that keeps what is pushed."""
-
-    def __init__(self) -> None:
-        self.fragments: list[Fragment] = []
-
-    def push(self, *fragments: Fragment) -> None:
-        self.fragments.extend(fragments)
 
 
 def make(episode_length: int | None = None) -> tuple[AgentActor, Box, Recorder]:

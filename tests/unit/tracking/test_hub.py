@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from brayx.tracking.hub import Inbox
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clocks import Clock
 
 
 def test_a_request_and_its_answer_are_delivered_once() -> None:
@@ -24,7 +17,7 @@ def test_a_request_and_its_answer_are_delivered_once() -> None:
 
 
 def test_an_expired_request_is_not_delivered() -> None:
-    clock = Clock()
+    clock = Clock(100.0)
     inbox = Inbox(clock)
     inbox.ask("soon", 5.0)
     patient = inbox.ask("later", 10.0)

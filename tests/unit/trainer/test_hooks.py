@@ -20,6 +20,7 @@ from brayx.nets.policy import NetworkConfig, policy_for
 from brayx.trainer.hooks import Hooks, WithLoss, load_hooks
 from brayx.trainer.prefetch import Prepare
 from brayx.types import DEMONSTRATION
+from tests.unit.algorithms.ppo_cases import Stepwise
 from tests.unit.algorithms.tables import moved, sgd
 from tests.unit.trainer.parts import batches, run
 from tests.unit.trainer.test_ranks import ALGORITHMS, COLUMNS, model, with_extra_keys
@@ -221,19 +222,6 @@ def test_a_failing_hook_is_named(tmp_path, hooks, message):
 def test_a_nan_loss_term_is_divergence(tmp_path):
     with pytest.raises(Diverged, match="not finite either: 8 weights"):
         run(tmp_path, count=3, hooks=Hooks(loss=lambda outputs, obs: outputs["logits"].sum() * float("nan")))
-
-
-class Stepwise(torch.nn.Module):
-    """A recurrent module that is called once per step."""
-
-    is_recurrent = True
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, obs, state):
-        return self.inner(obs, state)
 
 
 @pytest.mark.parametrize("stepwise", [False, True])

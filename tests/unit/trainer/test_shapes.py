@@ -12,16 +12,8 @@ from brayx.algorithms.base import Algorithm
 from brayx.algorithms.impala import ImpalaConfig
 from brayx.nets.mlp import ActorCritic
 from brayx.trainer.shapes import Shapes, bars_of
+from tests.clocks import Clock
 from tests.unit.trainer.parts import Numbers, batches, run
-
-
-class Clock:
-    """A clock that the test sets."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 class Untaught(Algorithm):

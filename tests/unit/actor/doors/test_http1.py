@@ -46,20 +46,10 @@ def test_a_chunked_body(service: Native) -> None:
         assert read_all(connection).endswith(b"\r\n\r\nabcde")
 
 
-def test_a_client_that_expects_100_continue_gets_it(service: Native) -> None:
+@pytest.mark.parametrize("more", [b"", b"expect: foo\r\n"], ids=["", "a second expectation"])
+def test_a_client_that_expects_100_continue_gets_it(service: Native, more: bytes) -> None:
     with connect(service.http) as connection:
-        head = (
-            b"POST /step HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\nexpect: 100-continue\r\nconnection: close\r\n\r\n"
-        )
-        connection.sendall(head)
-        assert connection.recv(1024) == b"HTTP/1.1 100 Continue\r\n\r\n"
-        connection.sendall(b"body")
-        assert read_all(connection).endswith(b"body")
-
-
-def test_a_second_expectation_does_not_hide_the_first(service: Native) -> None:
-    with connect(service.http) as connection:
-        head = b"POST /step HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\nexpect: foo\r\nconnection: close\r\n"
+        head = b"POST /step HTTP/1.1\r\nhost: x\r\nexpect: 100-continue\r\n%sconnection: close\r\n" % more
         connection.sendall(head + b"content-length: 4\r\n\r\n")
         assert connection.recv(1024) == b"HTTP/1.1 100 Continue\r\n\r\n"
         connection.sendall(b"body")

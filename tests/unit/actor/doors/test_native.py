@@ -33,7 +33,7 @@ from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.tcp import REQUEST_HEAD, ReplyReader, encode_request
 from brayx.logs import LINES
 from brayx.ports import free_port
-from tests.unit.actor.bench import Seconds
+from tests.clocks import Clock
 from tests.unit.actor.doors.native_doors import (
     MAX_BODY_BYTES,
     WAIT_S,
@@ -140,12 +140,12 @@ def test_a_burst_of_connections_waits_to_be_accepted() -> None:
         run(burst())
 
 
-def test_an_idle_connection_is_closed_and_one_that_is_used_is_not(seconds: Seconds) -> None:
+def test_an_idle_connection_is_closed_and_one_that_is_used_is_not(seconds: Clock) -> None:
     with native(idle_s=0.3) as service, connect(service.http) as idle, Client(service.url) as client:
         client.start()
         for _ in range(8):
             assert client.tick(b"on") == b"on"
-            seconds.value += 0.1
+            seconds.now += 0.1
             time.sleep(0.02)  # for the door to look
         assert client.tick(b"on") == b"on"
         assert read_all(idle) == b""

@@ -10,7 +10,7 @@ import uuid
 from brayx.actor.config import SessionConfig
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.tcp import ReplyReader, encode_request
-from tests.unit.actor.bench import Seconds
+from tests.clocks import Clock
 from tests.unit.actor.doors.native_doors import (
     MAX_BODY_BYTES,
     WAIT_S,
@@ -20,7 +20,7 @@ from tests.unit.actor.doors.native_doors import (
 )
 
 
-def test_a_connection_whose_reads_all_end_in_mid_frame_is_not_stalled(seconds: Seconds) -> None:
+def test_a_connection_whose_reads_all_end_in_mid_frame_is_not_stalled(seconds: Clock) -> None:
     frames = [encode_request(StepRequest(StepKind.CALL, "", b"x" * 100), time_) for time_ in range(20)]
     with native(stall_s=0.2) as service, connect(service.tcp) as busy:
         reader, got, unsent = ReplyReader(MAX_BODY_BYTES), 0, b""
@@ -31,11 +31,11 @@ def test_a_connection_whose_reads_all_end_in_mid_frame_is_not_stalled(seconds: S
                 for _, body, _ in reader.feed(busy.recv(65536)):
                     assert body == b"x" * 100
                     got += 1
-            seconds.value += 0.15
+            seconds.now += 0.15
             time.sleep(0.02)  # for the door to look
 
 
-def test_a_connection_is_not_stalled_while_a_running_tick_delays_its_next_frame(seconds: Seconds) -> None:
+def test_a_connection_is_not_stalled_while_a_running_tick_delays_its_next_frame(seconds: Clock) -> None:
     large = encode_request(StepRequest(StepKind.CALL, "", bytes(1024 * 1024)), 9)
     with native(stall_s=0.2, max_in_flight=1) as service, connect(service.tcp) as busy:
         service.table._services.config = SessionConfig(tick_timeout_s=1.0)
@@ -52,7 +52,7 @@ def test_a_connection_is_not_stalled_while_a_running_tick_delays_its_next_frame(
             with contextlib.suppress(TimeoutError):
                 got += reader.feed(busy.recv(65536))
                 continue
-            seconds.value += 0.05  # a larger step is forgiven, as that of a process that was suspended
+            seconds.now += 0.05  # a larger step is forgiven, as that of a process that was suspended
         busy.settimeout(WAIT_S)
         while len(got) < 3:
             got += reader.feed(busy.recv(65536))

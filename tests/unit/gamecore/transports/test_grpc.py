@@ -296,19 +296,15 @@ def test_the_wire_is_literally_this() -> None:
     assert pb.PlayReply(error=b"{}").SerializeToString() == b"\x12\x02{}"
 
 
-def test_the_transport_loads_nothing_heavy_and_needs_no_compiler() -> None:
-    code = (
-        "import sys\nsys.modules['grpc_tools'] = None\nimport brayx.gamecore.transports.grpc\n"
-        "print(*sorted({'ray', 'torch', 'numpy', 'pydantic'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
-    assert done.stdout.strip() == ""
-
-
-def test_other_clients_load_no_grpc() -> None:
-    code = (
-        "import sys, brayx.gamecore.client, brayx.gamecore.compliance\n"
-        "print(*sorted({'grpc', 'google.protobuf'} & set(sys.modules)))"
-    )
+@pytest.mark.parametrize(
+    ("imports", "unwanted"),
+    [
+        ("sys.modules['grpc_tools'] = None\nimport brayx.gamecore.transports.grpc", "ray torch numpy pydantic"),
+        ("import brayx.gamecore.client, brayx.gamecore.compliance", "grpc google.protobuf"),
+    ],
+    ids=["the transport, which needs no compiler", "other clients"],
+)
+def test_no_client_loads_what_it_does_not_need(imports: str, unwanted: str) -> None:
+    code = f"import sys\n{imports}\nprint(*sorted(set('{unwanted}'.split()) & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.strip() == ""
