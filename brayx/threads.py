@@ -19,7 +19,7 @@ from brayx.errors import DeadlineExceeded
 _END_S = 30.0
 """Deadline for all threads together. An export to ONNX takes 3 to 10 s and cannot be interrupted."""
 
-_LOOP_END_S = 2.0
+LOOP_END_S = 2.0
 
 Result = TypeVar("Result")
 
@@ -98,4 +98,4 @@ class LoopThread:
     def close(self) -> None:
         """Ends the loop and its thread."""
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_LOOP_END_S)
+        self._thread.join(LOOP_END_S)

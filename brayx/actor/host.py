@@ -25,7 +25,7 @@ from brayx.gamecore.doors import DOORS, http_urls
 from brayx.gamecore.protocol import StepRequest
 from brayx.metrics import Recorder
 from brayx.metrics.openmetrics import OpenMetrics
-from brayx.threads import NativeThread
+from brayx.threads import LOOP_END_S, NativeThread
 
 if TYPE_CHECKING:
     from brayx.actor.doors.grpc import GrpcListener
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _OPEN_S = 30.0
-_LOOP_END_S = 2.0
 _DRAIN_CHECK_S = 0.05
 
 T = TypeVar("T")
@@ -145,11 +144,11 @@ class LocalHost:
             return
         try:
             # Handing over and closing each have the whole time.
-            self.run(self._shut(timeout_s), 2 * timeout_s + _LOOP_END_S)
+            self.run(self._shut(timeout_s), 2 * timeout_s + LOOP_END_S)
         except DeadlineExceeded as error:
             logger.warning("the doors did not close cleanly: %s", error)
         self._stop()
-        self._thread.join(_LOOP_END_S)
+        self._thread.join(LOOP_END_S)
 
     async def _open(self) -> None:
         config = self._config

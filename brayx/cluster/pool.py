@@ -19,13 +19,13 @@ import ray
 from ray.exceptions import RayError
 
 from brayx.cluster.named import answer_with_retry, end_actor, find_actor, named_actor
+from brayx.cluster.weights import MARGIN_S
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError
 from brayx.metrics import Metric, Part
 from brayx.model.arms import Followed
 from brayx.model.pool import Aliases, Pool
 from brayx.types import Weights
 
-_MARGIN_S = 10.0
 _ALONE_S = 60.0
 """Seconds without a call after which the actor ends; six times a replica's longest wait for new aliases."""
 _FIRST_LOOK_S = 20.0
@@ -81,7 +81,7 @@ class _PoolActor:
         self._start()
         self._last_call = time.monotonic()
         try:
-            async with asyncio.timeout(_MARGIN_S):
+            async with asyncio.timeout(MARGIN_S):
                 await self._running.acquire()
         except TimeoutError:
             raise DeadlineExceeded(f"the registry has not answered {_MAX_RUNS} earlier reads") from None
@@ -180,7 +180,7 @@ class PoolClient:
         Raises:
             DeadlineExceeded, ModelError: the pool does not answer, or failed.
         """
-        longest_s, call = timeout_s + _MARGIN_S, functools.partial(self._call, "newer", than, timeout_s)
+        longest_s, call = timeout_s + MARGIN_S, functools.partial(self._call, "newer", than, timeout_s)
         aliases: Aliases | None = await answer_with_retry(call, longest_s, f"pool {self.actor!r}", finds_actor=True)
         return aliases
 
@@ -191,7 +191,7 @@ class PoolClient:
                 return await self.newer(None, timeout_s)
         return None
 
-    async def weights(self, model: str, version: int, timeout_s: float = _MARGIN_S) -> Weights:
+    async def weights(self, model: str, version: int, timeout_s: float = MARGIN_S) -> Weights:
         """The weights of a version: read-only views of shared memory.
 
         Raises:
@@ -209,7 +209,7 @@ class PoolClient:
         weights: Weights = await answer_with_retry(call, timeout_s, what, finds_actor=True)
         return weights
 
-    async def run(self, function: Callable[[], _Result], timeout_s: float = _MARGIN_S) -> _Result:
+    async def run(self, function: Callable[[], _Result], timeout_s: float = MARGIN_S) -> _Result:
         """Runs a blocking function in the pool's process: replicas that read the registry there need no MLflow.
 
         Args:

@@ -24,14 +24,12 @@ from brayx.errors import BrayxError, ConfigError, ModelError, StartupError, firs
 from brayx.metrics import Recorder
 from brayx.rollout.component import MAX_WORKERS
 from brayx.rollout.spec import counts_that_fit, rounds
-from brayx.rollout.worker import Failures, WorkerProgress
+from brayx.rollout.worker import START_S, Failures, WorkerProgress
 
 log = logging.getLogger(__name__)
 
 LEASE_S = 1.0
 """Seconds that a worker collects before it answers."""
-_START_S = 120.0
-"""Deadline for a worker's process to start and load its engine; it may wait for resources and the first weights."""
 _TURN_S = 0.2
 _STOP_S = 3.0
 """Deadline for workers to finish when the job ends; their current fragments are not used any more."""
@@ -71,7 +69,7 @@ class _Slot:
     @property
     def patience_s(self) -> float:
         """Deadline of a lease: its own time, plus a fragment that was started in it."""
-        return self.lease_s + self.spec.config.fragment_timeout_s + (0.0 if self.done.fragments else _START_S)
+        return self.lease_s + self.spec.config.fragment_timeout_s + (0.0 if self.done.fragments else START_S)
 
     @property
     def is_late(self) -> bool:

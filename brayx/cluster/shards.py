@@ -16,13 +16,12 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from brayx.cluster.buffer import BufferActor
-from brayx.cluster.named import call_with_retry, end_actor, find_actor, named_actor, result_or
+from brayx.cluster.named import ANSWER_S, call_with_retry, end_actor, find_actor, named_actor, result_or
 from brayx.errors import BrayxError, ConfigError, DeadlineExceeded, ModelError, ReplayError, first_line
 from brayx.replay.config import BufferConfig
 from brayx.replay.packing import Layout
 
 _START_S = 120.0
-_ANSWER_S = 30.0
 _LOCATE_S = 5.0
 
 
@@ -117,7 +116,7 @@ class Shards:
         return cls(name, config, _located([shard.actor for shard in shards]))
 
     @classmethod
-    def find(cls, name: str, *, timeout_s: float = _ANSWER_S, located: bool = False) -> Shards:
+    def find(cls, name: str, *, timeout_s: float = ANSWER_S, located: bool = False) -> Shards:
         """Finds the actors of a running buffer. These handles do not keep it running; its creator's do.
 
         Waits for a shard that is restarting.
@@ -157,27 +156,27 @@ class Shards:
         if timeout_s is not None:
             self._answers(calls, timeout_s)
 
-    def ended(self, timeout_s: float = _ANSWER_S) -> bool:
+    def ended(self, timeout_s: float = ANSWER_S) -> bool:
         """Whether `end` was called and has reached every shard."""
         return all(self._ask("ended", timeout_s))
 
-    def stopped(self, timeout_s: float = _ANSWER_S) -> bool:
+    def stopped(self, timeout_s: float = ANSWER_S) -> bool:
         """Whether the stream is over in some shard, so that no reader gets another batch from it."""
         return any(self._ask("stopped", timeout_s))
 
-    def fail(self, error: BrayxError, timeout_s: float = _ANSWER_S) -> None:
+    def fail(self, error: BrayxError, timeout_s: float = ANSWER_S) -> None:
         """Stores the learner's permanent error; the first one is kept."""
         self._answers([shard.actor.fail.remote(error) for shard in self._shards], timeout_s)
 
-    def failure(self, timeout_s: float = _ANSWER_S) -> BrayxError | None:
+    def failure(self, timeout_s: float = ANSWER_S) -> BrayxError | None:
         """The learner's permanent error."""
         return next((error for error in self._ask("failure", timeout_s) if error is not None), None)
 
-    def has_room(self, timeout_s: float = _ANSWER_S) -> bool:
+    def has_room(self, timeout_s: float = ANSWER_S) -> bool:
         """Whether some shard can store a replay without dropping."""
         return any(self._ask("has_room", timeout_s))
 
-    def stats(self, timeout_s: float = _ANSWER_S) -> dict[str, float]:
+    def stats(self, timeout_s: float = ANSWER_S) -> dict[str, float]:
         """Sums of the shards' counters (`ReplayBuffer.stats`), and ``shards``: the number that answered."""
         answers = self._ask("stats", timeout_s)
         total: Counter[str] = Counter()
@@ -222,7 +221,7 @@ class Shards:
         return answers
 
 
-def flush_metrics(buffers: Iterable[Shards], timeout_s: float = _ANSWER_S) -> None:
+def flush_metrics(buffers: Iterable[Shards], timeout_s: float = ANSWER_S) -> None:
     """Makes every shard of these buffers send its metrics to the hub; call it before the hub is closed.
 
     All shards do so concurrently, so that one that hangs does not take the others' time.

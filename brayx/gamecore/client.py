@@ -19,7 +19,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from types import TracebackType
-from typing import Self
+from typing import Generic, Self, TypeVar
 
 from brayx.errors import (
     BrayxError,
@@ -39,23 +39,26 @@ from brayx.gamecore.transports.base import AsyncTransport, Transport, ends_sessi
 from brayx.gamecore.transports.local import LOCAL_URL, ServiceThread, StepService
 
 Body = bytes | str
+_Url = TypeVar("_Url")
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 1.0
 
 
-class _BaseClient:
+class _BaseClient(Generic[_Url]):
     """State and rules that both clients share: the running session, its tick numbers, credentials, and retries."""
 
     def __init__(
         self,
-        url: object,
-        timeout_s: float,
-        reconnect_s: float | None,
-        key: str,
-        secret: bytes | str,
-        time: str,
-        token: str,
+        url: _Url,
+        *,
+        timeout_s: float = 30.0,
+        reconnect_s: float | None = None,
+        key: str = "",
+        secret: bytes | str = b"",
+        time: str = "",
+        token: str = "",
+        compress: bool = False,
     ) -> None:
         self.url = url if isinstance(url, str) else LOCAL_URL
         self.timeout_s = timeout_s
@@ -64,6 +67,10 @@ class _BaseClient:
         self._session: str | None = None
         self._seq = 0
         self._outage: _Outage | None = None
+        self._open(url, compress)
+
+    def _open(self, url: _Url, compress: bool) -> None:
+        raise NotImplementedError
 
     @property
     def session(self) -> str | None:
@@ -195,7 +202,7 @@ def _may_pass(error: BrayxError) -> bool:
     return connecting or isinstance(error, TransportError | Overloaded)
 
 
-class Client(_BaseClient):
+class Client(_BaseClient["str | ServiceThread"]):
     """A blocking client with one session at a time; play several games at once with several clients.
 
     Args:
@@ -217,22 +224,10 @@ class Client(_BaseClient):
         ConfigError: the URL cannot be used, or the credentials are inconsistent.
     """
 
-    def __init__(
-        self,
-        url: str | ServiceThread,
-        *,
-        timeout_s: float = 30.0,
-        reconnect_s: float | None = None,
-        key: str = "",
-        secret: bytes | str = b"",
-        time: str = "",
-        token: str = "",
-        compress: bool = False,
-    ) -> None:
-        super().__init__(url, timeout_s, reconnect_s, key, secret, time, token)
+    def _open(self, url: str | ServiceThread, compress: bool) -> None:
         self._transport: Transport = transports.connect(url, compress=compress)
         # Two threads must not take the same number; without numbers the transport's lock is enough.
-        self._turn: AbstractContextManager[object] = nullcontext() if reconnect_s is None else threading.Lock()
+        self._turn: AbstractContextManager[object] = nullcontext() if self._reconnect_s is None else threading.Lock()
 
     def start(
         self,
@@ -330,28 +325,16 @@ class Client(_BaseClient):
             self.close()
 
 
-class AsyncClient(_BaseClient):
+class AsyncClient(_BaseClient["str | StepService"]):
     """`Client` for asyncio: the same calls, awaited. Belongs to one event loop.
 
     ``url`` may also be a service with ``async step(request)``: it is awaited on this loop, without a network. Requests
     of one client run one at a time; cancelling one drops its connection.
     """
 
-    def __init__(
-        self,
-        url: str | StepService,
-        *,
-        timeout_s: float = 30.0,
-        reconnect_s: float | None = None,
-        key: str = "",
-        secret: bytes | str = b"",
-        time: str = "",
-        token: str = "",
-        compress: bool = False,
-    ) -> None:
-        super().__init__(url, timeout_s, reconnect_s, key, secret, time, token)
+    def _open(self, url: str | StepService, compress: bool) -> None:
         self._transport: AsyncTransport = transports.connect_async(url, compress=compress)
-        self._turn: AbstractAsyncContextManager[object] = nullcontext() if reconnect_s is None else asyncio.Lock()
+        self._turn: AbstractAsyncContextManager[object] = nullcontext() if self._reconnect_s is None else asyncio.Lock()
 
     async def start(
         self,

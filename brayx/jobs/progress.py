@@ -42,7 +42,7 @@ from brayx.metrics.totals import (
     points_of,
 )
 
-_LINE_EVERY_S = 5.0
+LINE_EVERY_S = 5.0
 _MAX_LINES = 100
 """Lines of a traceback that are shown: the last ones."""
 _COUNT = re.compile(r"\d[\d,.]*( \w+)?")
@@ -336,7 +336,7 @@ class Progress:
             interval = numbers.get("updates", 0.0) // self._log_interval
             due, self._last_interval = interval > self._last_interval, interval
             return due
-        due = time.monotonic() - self._last_line >= _LINE_EVERY_S
+        due = time.monotonic() - self._last_line >= LINE_EVERY_S
         if due:
             self._last_line = time.monotonic()
         return due

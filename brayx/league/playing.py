@@ -33,7 +33,7 @@ from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig
 from brayx.jobs.gamecores import Gamecores, gamecores_of
 from brayx.jobs.handles import offer
-from brayx.jobs.progress import tracebacks
+from brayx.jobs.progress import LINE_EVERY_S, tracebacks
 from brayx.jobs.weights import acting_from, pooled
 from brayx.league.match import MatchScore
 from brayx.league.named import Opponent, check_fits
@@ -45,7 +45,6 @@ from brayx.model.snapshots import SnapshotModel
 from brayx.replay.buffer import NullBuffer
 
 _LOOK_S = 0.1
-_LINE_EVERY_S = 5.0
 _CLOSE_S = 2.0
 _HOPELESS = 20
 """Number of games that did not count after which a match is given up, if none has counted."""
@@ -309,6 +308,6 @@ class _Display:
         tally = score.all
         rate = "" if tally.win_rate is None or not self._rated else f"win rate {tally.win_rate:.3f}"
         self._bar.update(self._task, completed=tally.games, rate=rate)
-        if not self._console.is_terminal and time.monotonic() - self._last_s >= _LINE_EVERY_S:
+        if not self._console.is_terminal and time.monotonic() - self._last_s >= LINE_EVERY_S:
             self._last_s = time.monotonic()
             self.say(f"{self._title}: {tally.games} of {self._games} games  {rate}".rstrip())

@@ -25,7 +25,7 @@ from brayx.errors import BrayxError, ConfigError, StartupError, TrackingError, f
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.environments import normalises
 from brayx.metrics import Drained, Recorder
-from brayx.metrics.numbers import LocalNumbers
+from brayx.metrics.numbers import NEWEST_S, LocalNumbers
 from brayx.replay.packing import Batch
 from brayx.tracking.pending import Keeper
 from brayx.trainer.checkpoint import start_from
@@ -39,8 +39,6 @@ log = logging.getLogger(__name__)
 
 _END_S = 2.0
 """Time for the child to end by itself after its loop."""
-_NEWEST_S = 0.25
-"""Age at which the trial's numbers are requested again."""
 
 
 def learner_child(job: JobConfig) -> Child | None:
@@ -165,7 +163,7 @@ class _Parent(Recorder):
 
     def newest(self) -> Mapping[str, float]:
         """As `brayx.trainer.loop.LearnerNumbers.newest`."""
-        if time.monotonic() - self._known_at >= _NEWEST_S:
+        if time.monotonic() - self._known_at >= NEWEST_S:
             self._known, self._known_at = self._ask("newest", self.drain()), time.monotonic()
         return self._known
 

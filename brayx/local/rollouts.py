@@ -23,15 +23,13 @@ from brayx.metrics import Recorder
 from brayx.rollout.collector import Collector
 from brayx.rollout.moments import AllMoments, MomentsStore, from_arrays, obs_scalings, to_arrays
 from brayx.rollout.spec import RolloutSpec, make_collector, naming
-from brayx.rollout.worker import Failures, Newest, Worker, WorkerProgress
+from brayx.rollout.worker import START_S, Failures, Newest, Worker, WorkerProgress
 from brayx.threads import NativeThread
 
 log = logging.getLogger(__name__)
 
 _TURN_S = 1.0
 """Longest wait of a worker's turn."""
-_START_S = 120.0
-"""Deadline for environments and engine to start, and for the first weights to arrive."""
 _FINAL = (ConfigError, ModelError)
 """Errors that restarting the environments would not fix."""
 
@@ -133,7 +131,7 @@ class LocalRollout:
     @property
     def error(self) -> BrayxError | None:
         """The error that ended or blocks it: its environments failed too often, or hang."""
-        late_s = _TURN_S + self._spec.config.fragment_timeout_s + (0.0 if self.collected.fragments else _START_S)
+        late_s = _TURN_S + self._spec.config.fragment_timeout_s + (0.0 if self.collected.fragments else START_S)
         if self._error is None and self._thread.is_alive() and time.monotonic() - self._turn_began > late_s:
             return DeadlineExceeded(
                 f"{self._who} hangs: a fragment has taken longer than fragment_timeout_s, "

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from brayx.metrics import Recorder, XAxis
 from brayx.metrics.totals import Totals
 
-_NEWEST_S = 0.25
+NEWEST_S = 0.25
+"""Age at which numbers are asked for again."""
 _INTERVAL_S = 1.0
 
 
@@ -34,7 +35,7 @@ class LocalNumbers(Recorder):
 
     def newest(self) -> Mapping[str, float]:
         """The trial's numbers, as `Totals.snapshot`; a quarter of a second old at most."""
-        if time.monotonic() - self._newest_at < _NEWEST_S:
+        if time.monotonic() - self._newest_at < NEWEST_S:
             return self._newest
         return self.snapshot()
 

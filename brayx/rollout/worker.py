@@ -22,6 +22,8 @@ from brayx.types import Columns, Fragment, Weights
 
 log = logging.getLogger(__name__)
 
+START_S = 120.0
+"""Deadline for a worker to start; it may wait for resources and the first weights."""
 FAILURE_WINDOW_S = 3600.0
 """Seconds for which a failure counts towards ``max_failures``."""
 _LOOK_S = 0.02

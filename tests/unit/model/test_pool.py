@@ -111,7 +111,7 @@ async def test_a_version_that_was_read_is_read_again_without_the_registry(versio
 
 
 async def test_reads_that_hang_take_two_threads_of_the_pools_actor(versions, monkeypatch):
-    monkeypatch.setattr("brayx.cluster.pool._MARGIN_S", 0.05)
+    monkeypatch.setattr("brayx.cluster.pool.MARGIN_S", 0.05)
     actor = _PoolActor(versions, "", {"model": Followed("policy")}, 3600.0)
     answers, begun = threading.Event(), []
 
