@@ -9,7 +9,6 @@ process writes to MLflow. Knows nothing of how a trial learns.
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import os
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from brayx.replay.files import Dataset
     from brayx.replay.steps import ActionsOf
     from brayx.search.space import Domain, Space
+    from brayx.search.tune_trial import Spec
     from brayx.tracking import Status, Trial
 
 Method = Literal["asha", "pbt"]
@@ -163,9 +163,7 @@ def tune(
         StartupError: every trial failed; the message has the first one's error.
     """
     from brayx.algorithms.build import algorithm_options
-    from brayx.rollout.envs import check_env
-    from brayx.search.space import Domain, check
-    from brayx.search.tune_trial import Spec, train_trial
+    from brayx.search.tune_trial import Spec
     from brayx.tracking import Trial, initialise, tracking_uri
 
     counts = {"num_trials": num_trials, "num_steps": num_steps, "interval_steps": interval_steps}
@@ -174,7 +172,36 @@ def tune(
             raise ConfigError(f"{key} is {count}, expected at least 1", key=key)
     if num_trials < 2 and method == "pbt":
         raise ConfigError("pbt needs at least two trials", key="num_trials")
-    check(algorithm, space)
+    data = None if demonstrations is None else _by_whole_path(demonstrations, actions)
+    interval = max(1, num_steps // 12) if interval_steps is None else interval_steps
+    spec = Spec(env, algorithm, num_steps, interval, target_return, seed, data)
+    _check(spec, space, method)
+    parent = Trial.open(project, trial or f"{method} {env}", initialise(tracking_uri(tracking)), resume=False)
+    parent.log_params({"env": env, "algorithm": algorithm, "method": method, "trials": num_trials,
+                      "space": {key: str(value) for key, value in space.items()}})  # fmt: skip
+    plays = algorithm_options(algorithm, os.getcwd()).imitates != "everything"
+    status: Status = "FAILED"
+    with temporary_folder("tune") as folder:
+        outcomes = _Outcomes(parent, say, _ENV_STEPS if plays else "transitions", folder)
+        try:
+            _search(spec, space, method, num_trials, outcomes, cluster)
+            result = _finish(outcomes, parent)
+            status = "FINISHED"
+            return result
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
+        finally:
+            outcomes.close(status)
+            parent.finish(status)
+
+
+def _check(spec: Spec, space: Space, method: Method) -> None:
+    """Raises what `tune` says if a trial could not start, or be copied."""
+    from brayx.rollout.envs import check_env
+    from brayx.search.space import Domain, check
+
+    check(spec.algorithm, space)
     copied = [name for name in space if name.startswith("network.") or name in _COPIED]
     if method == "pbt" and (differ := sorted(name for name in copied if isinstance(space[name], Domain))):
         raise ConfigError(
@@ -182,51 +209,38 @@ def tune(
             f"{', '.join(differ)} has a domain",
             key="search",
         )
-    check_env(env)
-    if demonstrations is not None:
-        demonstrations = _by_whole_path(demonstrations, actions)
-    check(algorithm, space, _fits(env, space, num_steps, demonstrations))
-    interval = max(1, num_steps // 12) if interval_steps is None else interval_steps
-    parent = Trial.open(project, trial or f"{method} {env}", initialise(tracking_uri(tracking)), resume=False)
-    parent.log_params({"env": env, "algorithm": algorithm, "method": method, "trials": num_trials,
-                      "space": {key: str(value) for key, value in space.items()}})  # fmt: skip
-    stack = contextlib.ExitStack()
-    folder = stack.enter_context(temporary_folder("tune"))
-    plays = algorithm_options(algorithm, os.getcwd()).imitates != "everything"
-    outcomes = _Outcomes(parent, say, _ENV_STEPS if plays else "transitions", folder)
-    status: Status = "FAILED"
-    rng = random.Random(seed)
+    check_env(spec.env)
+    check(spec.algorithm, space, _fits(spec, space))
+
+
+def _search(
+    spec: Spec, space: Space, method: Method, num_trials: int, outcomes: _Outcomes, cluster: str | None
+) -> None:
+    """Runs the trials; arguments as for `tune`."""
+    from brayx.search.space import Domain
+    from brayx.search.tune_trial import train_trial
+
+    rng = random.Random(spec.seed)
     domains = {name: value for name, value in space.items() if isinstance(value, Domain)}
     # Draw here, so that a seed gives the same trials on every host.
     drawn = [
         {name: value.draw(rng) if isinstance(value, Domain) else value for name, value in space.items()}
         for _ in range(num_trials)
     ]
-    competition: Competition = Asha(num_steps, min(interval, num_steps))
+    competition: Competition = Asha(spec.num_steps, min(spec.interval_steps, spec.num_steps))
     if method == "pbt":
-        competition = Population(partial(perturbed, domains=domains, rng=rng), seed)
-    work = partial(train_trial, Spec(env, algorithm, num_steps, interval, target_return, seed, demonstrations))
-    try:
-        outcomes.expect(drawn)
-        if cluster is None:
-            from brayx.search.local import run_trials
+        competition = Population(partial(perturbed, domains=domains, rng=rng), spec.seed)
+    work = partial(train_trial, spec)
+    outcomes.expect(drawn)
+    if cluster is None:
+        from brayx.search.local import run_trials
 
-            run_trials(work, drawn, competition, outcomes, deadline_s=_TIMEOUT_S)
-        else:
-            os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # as in `brayx.front.train_job`
-            from brayx.cluster.search import run_trials as run_on_ray
+        run_trials(work, drawn, competition, outcomes, deadline_s=_TIMEOUT_S)
+    else:
+        os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # as in `brayx.front.train_job`
+        from brayx.cluster.search import run_trials as run_on_ray
 
-            run_on_ray(work, drawn, competition, outcomes, deadline_s=_TIMEOUT_S, address=cluster)
-        result = _finish(outcomes, parent)
-        status = "FINISHED"
-        return result
-    except KeyboardInterrupt:
-        status = "KILLED"
-        raise
-    finally:
-        outcomes.close(status)
-        parent.finish(status)
-        stack.close()
+        run_on_ray(work, drawn, competition, outcomes, deadline_s=_TIMEOUT_S, address=cluster)
 
 
 def _by_whole_path(demonstrations: str | Path | Dataset, actions: ActionsOf | None = None) -> Dataset:
@@ -240,10 +254,8 @@ def _by_whole_path(demonstrations: str | Path | Dataset, actions: ActionsOf | No
     return data
 
 
-def _fits(
-    env: str, space: Space, num_steps: int, demonstrations: Dataset | None
-) -> Callable[[AlgorithmConfig, Training], None]:
-    """Returns a check of a trial's options in ``env``, including network and table, as in `train_local`."""
+def _fits(spec: Spec, space: Space) -> Callable[[AlgorithmConfig, Training], None]:
+    """Returns a check of a trial's options in its environment, including network and table, as in `train_local`."""
     from brayx.actions import ActionSpec
     from brayx.local.train import check_options, check_updates, model_of
     from brayx.rollout.collector import check_noise
@@ -252,7 +264,7 @@ def _fits(
     from brayx.search.space import Domain
 
     options = space.get("env_options", {})
-    envs = make_envs(env, 1, options=options.extremes[0] if isinstance(options, Domain) else options)
+    envs = make_envs(spec.env, 1, options=options.extremes[0] if isinstance(options, Domain) else options)
     try:
         action_space, obs = envs.single_action_space, observation_of(envs)
     finally:
@@ -260,9 +272,9 @@ def _fits(
     fitting: set[str] = set()
 
     def fits(algorithm: AlgorithmConfig, drawn: Training) -> None:
-        training = drawn.model_copy(update={"num_steps": num_steps}).of(algorithm)
-        spec = ActionSpec.of(action_space, scale=True)
-        check_options(algorithm, training, obs, spec, demonstrations is not None)
+        training = drawn.model_copy(update={"num_steps": spec.num_steps}).of(algorithm)
+        actions = ActionSpec.of(action_space, scale=True)
+        check_options(algorithm, training, obs, actions, spec.demonstrations is not None)
         plays = algorithm.imitates != "everything"
         if not plays and not training.evaluation_episodes:
             raise ConfigError(
@@ -276,7 +288,7 @@ def _fits(
         model = f"{training.network!r} {algorithm.value_heads} {training.sde_steps > 1}"
         if model not in fitting:
             make = ready_made(training.network, envs, algorithm)
-            _, _, signature, _ = model_of(algorithm, training, obs, spec, make, demonstrations)
+            _, _, signature, _ = model_of(algorithm, training, obs, actions, make, spec.demonstrations)
             check_noise(training.sde_steps, {leaf.path for leaf in signature.outputs})
             fitting.add(model)
 
