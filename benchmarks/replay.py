@@ -2,8 +2,8 @@
 
     python -m benchmarks.replay
 
-Transitions have 64 floats of observation. A push waits for room; it is columns of exactly one learner batch, or the
-same data as fragments, which sessions push one by one and the buffer packs. The consumer copies every array into a
+Transitions have 64 floats of observation. A push waits for room; it is columns of exactly one learner batch.
+The consumer copies every array into a
 tensor. *Ray Data* is `TorchTrainer`'s stream, *direct* that of a learner in the job's process, *queue* the reference:
 the same batches through ``ray.util.queue.Queue``. Rates are with 4 batches in flight. Push-to-batch latency is with
 one, pushed after the previous one has arrived. The learner's idle share is its waiting time with a full buffer and
@@ -34,7 +34,7 @@ from brayx.cluster.stream import batches_of, read_buffer, replay_dataset
 from brayx.errors import ReplayError
 from brayx.replay.config import STREAM_ENVIRONMENT, BufferConfig
 from brayx.trainer.prefetch import Prefetch, Prepare
-from brayx.types import Columns, Fragment
+from brayx.types import Columns
 
 FLOATS = 64
 COLUMNS, STEPS = 256, 32
@@ -60,22 +60,6 @@ def batch(rows: int = COLUMNS) -> dict[str, np.ndarray]:
     }
 
 
-def fragments() -> list[Fragment]:
-    """As many transitions as a learner batch has, each column by itself."""
-    return [
-        Fragment(
-            obs=column["obs"],
-            action=column["action"][:-1],
-            log_prob=column["log_prob"][:-1],
-            reward=column["reward"][:-1],
-            terminated=False,
-            truncated=False,
-            policy_version=column["policy_version"][:-1],
-        )
-        for column in ({key: array[row] for key, array in batch().items()} for row in range(COLUMNS))
-    ]
-
-
 @ray.remote(num_cpus=0)
 class Pusher:
     """Pushes from another process."""
@@ -87,14 +71,6 @@ class Pusher:
         with contextlib.suppress(ReplayError):  # the stream was ended
             while time.monotonic() < until:
                 buffer.push(Columns(made), drop=False, timeout_s=_GIVE_UP_S)
-
-    def pieces_into_buffer(self, name: str, seconds: float) -> None:
-        """The same, a batch's fragments at a time."""
-        buffer = RemoteBuffer.attach(name)
-        made, until = fragments(), time.monotonic() + seconds
-        with contextlib.suppress(ReplayError):  # the stream was ended
-            while time.monotonic() < until:
-                buffer.push(*made, drop=False, timeout_s=_GIVE_UP_S)
 
     def into_queue(self, queue: Queue, seconds: float) -> None:
         """As fast as there is room."""
@@ -138,18 +114,16 @@ def _queued(queue: Queue) -> Iterator[dict[str, np.ndarray]]:
             yield queue.get(timeout=_GIVE_UP_S)
 
 
-def start_pushing(way: str, target: Any, pusher: Any, seconds: float, pieces: bool = False) -> Any:
-    """Runs the pusher for a while."""
+def start_pushing(way: str, target: Any, pusher: Any) -> None:
+    """Runs the pusher until the stream has ended."""
     if way == "queue":
-        return pusher.into_queue.remote(target, seconds)
-    push = pusher.pieces_into_buffer if pieces else pusher.into_buffer
-    return push.remote(target.name, seconds)
+        pusher.into_queue.remote(target, 600.0)
+    else:
+        pusher.into_buffer.remote(target.name, 600.0)
 
 
-def rate(way: str, seconds: float, pieces: bool = False) -> float | None:
-    """Transitions a second; None: a queue knows no pieces of a batch."""
-    if pieces and way == "queue":
-        return None
+def rate(way: str, seconds: float) -> float:
+    """Transitions a second."""
     with plane(way, 4) as (stream, took, target, pusher):
 
         def get() -> int:
@@ -157,7 +131,7 @@ def rate(way: str, seconds: float, pieces: bool = False) -> float | None:
             took()
             return int(tensors(taken)["mask"].sum())
 
-        start_pushing(way, target, pusher, 600.0, pieces)
+        start_pushing(way, target, pusher)
         for _ in range(5):
             get()
         began, count = time.perf_counter(), 0
@@ -194,7 +168,7 @@ def idle_share(way: str, seconds: float, prefetch: int) -> float:
         plane(way, 2) as (stream, took, target, pusher),
         Prefetch(stream, prepare, prefetch) as ready,
     ):
-        start_pushing(way, target, pusher, 600.0)
+        start_pushing(way, target, pusher)
         for _ in range(5):
             next(ready)
             took()
@@ -228,9 +202,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
     torch.set_num_threads(1)
     start_ray(num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-    measures: dict[str, Callable[[str], float | None]] = {
+    measures: dict[str, Callable[[str], float]] = {
         "transitions/s": lambda way: rate(way, seconds),
-        "transitions/s, by fragments": lambda way: rate(way, seconds, pieces=True),
         "push to batch, p50 ms": lambda way: 1e3 * push_to_batch(way, pushes),
         "learner idle, %": lambda way: 1e2 * idle_share(way, seconds, 0),
         "learner idle, prefetch 1, %": lambda way: 1e2 * idle_share(way, seconds, 1),

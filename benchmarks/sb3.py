@@ -1,12 +1,11 @@
 """Stable-Baselines3's PPO beside brayx's: on CartPole-v1 for `benchmarks.train`, and on MountainCarContinuous-v0.
 
     python -m benchmarks.sb3 uniform --seeds 0 1 2      # a table of docs/learning.md
-    python -m benchmarks.sb3 orthogonal sb3 --seeds 0 1 2 --full
 
 On MountainCarContinuous both learn by rl-zoo's recipe, with state-dependent exploration. ``uniform`` and ``orthogonal``
 are the initialisations of brayx's layers; ``sb3`` is Stable-Baselines3, whose layers start uniform in this recipe. A
 game that reaches the goal returns about 93, another one 0 or less, since effort costs. A run ends when the goal is
-found; with ``--full`` it takes 20 k steps, a minute or two per seed, and is evaluated.
+found, after 20 k steps at the latest.
 
 ``cartpole`` is the reference of `benchmarks.train`, in a process of its own whose start is timed like brayx's: so this
 module imports neither torch nor brayx before it needs them. It prints one JSON document. brayx's side of that benchmark
@@ -103,8 +102,6 @@ FOUND = 60.0
 """A mean of the last hundred training games, or of all if there are fewer, that takes several which reach the goal."""
 FEWEST_GAMES = 5
 """That the mean is of."""
-EVALUATED = 50
-"""Episodes that a finished policy is measured by."""
 SAME: dict[str, Any] = {"gamma": 0.9999, "gae_lambda": 0.9, "max_grad_norm": 5.0}
 """Options with the same name on both sides."""
 _VALUE, _CLIP, _ENTROPY, _EPOCHS, _RATE = 0.19, 0.1, 0.00429, 10, 7.77e-5
@@ -116,21 +113,18 @@ class Row(NamedTuple):
     Attributes:
         found: env steps at which the mean of its games first was `FOUND`; None: it never was.
         last_training_returns: mean of its last hundred games.
-        greedy_return: mean of `EVALUATED` games in the end; None: of a run that was not full.
     """
 
     found: int | None
     last_training_returns: float
-    greedy_return: float | None
 
     def __str__(self) -> str:
         found = "never" if self.found is None else f"{self.found:,}"
-        greedy = "" if self.greedy_return is None else f" {self.greedy_return:.1f} |"
-        return f"{found} | {self.last_training_returns:.1f} |{greedy}"
+        return f"{found} | {self.last_training_returns:.1f} |"
 
 
-def train(seed: int, *, uniform_init: bool = True, full: bool = False) -> LocalTrainResult:
-    """One run of brayx: until the goal is found, or to its end."""
+def train(seed: int, *, uniform_init: bool = True) -> LocalTrainResult:
+    """One run of brayx: until the goal is found."""
     from brayx.algorithms.ppo import PPOConfig
     from brayx.local.train import train_local
     from brayx.local.training import Training
@@ -155,29 +149,26 @@ def train(seed: int, *, uniform_init: bool = True, full: bool = False) -> LocalT
         normalise_reward=True,
         network=NetworkConfig(distribution="sde", log_std=LOG_STD, uniform_init=uniform_init),
         sde_steps=UNROLL_LENGTH,
-        target_return=None if full else FOUND,
+        target_return=FOUND,
         target_games=FEWEST_GAMES,
-        evaluation_episodes=EVALUATED if full else 0,
         seed=seed,
     )
     return train_local(ENV, algorithm, training)
 
 
-def _brayx(seed: int, full: bool, *, uniform_init: bool) -> Row:
-    result = train(seed, uniform_init=uniform_init, full=full)
+def _brayx(seed: int, *, uniform_init: bool) -> Row:
+    result = train(seed, uniform_init=uniform_init)
     found = [at.env_steps for at in result.curve if at.episodes >= FEWEST_GAMES and at.return_mean >= FOUND]
     if result.reason == "target_return":  # which ends it before the curve has that point
         found.append(result.env_steps)
-    greedy = None if result.evaluation is None else result.evaluation.mean
-    return Row(min(found, default=None), result.return_mean, greedy)
+    return Row(min(found, default=None), result.return_mean)
 
 
-def _sb3(seed: int, full: bool) -> Row:
+def _sb3(seed: int) -> Row:
     import numpy as np
     import torch
     from stable_baselines3 import PPO
     from stable_baselines3.common.env_util import make_vec_env
-    from stable_baselines3.common.evaluation import evaluate_policy
     from stable_baselines3.common.vec_env import VecNormalize
 
     torch.set_num_threads(1)
@@ -206,19 +197,13 @@ def _sb3(seed: int, full: bool) -> Row:
             returns.append(variables["infos"][0]["episode"]["r"])
             if len(returns) >= FEWEST_GAMES and np.mean(returns[-100:]) >= FOUND:
                 found.append(model.num_timesteps)
-        return full or not found
+        return not found
 
     model.learn(STEPS, callback=look)
-    greedy = None
-    if full:
-        fresh = VecNormalize(make_vec_env(ENV, 1, seed=10_000 + seed), training=False, norm_reward=False)
-        fresh.obs_rms = envs.obs_rms
-        evaluated: Any = evaluate_policy(model, fresh, EVALUATED)  # untyped where the extra `bench` is not installed
-        greedy = float(evaluated[0])
-    return Row(min(found, default=None), float(np.mean(returns[-100:])), greedy)
+    return Row(min(found, default=None), float(np.mean(returns[-100:])))
 
 
-VARIANTS: dict[str, Callable[[int, bool], Row]] = {
+VARIANTS: dict[str, Callable[[int], Row]] = {
     "uniform": partial(_brayx, uniform_init=True),
     "orthogonal": partial(_brayx, uniform_init=False),
     "sb3": _sb3,
@@ -230,18 +215,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("variants", nargs="+", choices=[*VARIANTS, "cartpole"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--full", action="store_true", help="all 20 k steps, then games without exploration")
     parser.add_argument("--steps", type=int, default=100_000, help="of cartpole (default: %(default)s)")
     options = parser.parse_args(argv)
     try:
         if options.variants == ["cartpole"]:
             cartpole(options.seeds[0], options.steps)
             return 0
-        columns = ["start", "seed", "found", "last_training_returns", *(["greedy_return"] if options.full else [])]
-        print(f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
+        print("| start | seed | found | last_training_returns |\n|---|---|---|---|")
         for variant in options.variants:
             for seed in options.seeds:
-                print(f"| {variant} | {seed} | {VARIANTS[variant](seed, options.full)}", flush=True)
+                print(f"| {variant} | {seed} | {VARIANTS[variant](seed)}", flush=True)
     except ImportError:
         print(f"Stable-Baselines3 is not installed: {INSTALL}", file=sys.stderr)
         return 3

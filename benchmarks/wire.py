@@ -3,9 +3,8 @@
     python -m benchmarks.wire
 
 A game sends bodies that change a little each tick, and gets a short reply. The CPU is that of both processes, the game
-with brayx's Python client and the local host, and the bytes are those of both directions without TCP's headers. The
-second table has the compression alone, without a door, also with the window that uvicorn chooses; and a delta encoding
-written in Python: changed fields of JSON, changed ranges of other bodies. Needs the package ``isal``.
+with brayx's Python client and the local host, and the bytes are those of both directions without TCP's headers.
+Needs the package ``isal``.
 
 With ``--encodings`` it measures those of contracts instead: decoding a tick and encoding its reply, without a door.
 """
@@ -19,7 +18,6 @@ import random
 import struct
 import sys
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -36,15 +34,8 @@ CHANGE = 0.02
 """Share of a body's values that change each tick."""
 TICKS = 400
 """Different bodies of one kind, sent one after the other."""
-WAYS = {"plain": ("", 0), "zlib 1": ("zlib", 1), "zlib 6": ("zlib", 6), "ISA-L 1": ("isal.isal_zlib", 1)}
+WAYS = {"plain": ("", 0), "zlib 1": ("zlib", 1), "ISA-L 1": ("isal.isal_zlib", 1)}
 """Codec and level of the compression, empty for none."""
-CODECS = {
-    "zlib 1": ("zlib", 1, 15, 8),
-    "zlib 6": ("zlib", 6, 15, 8),
-    "zlib 6, 4 kB": ("zlib", 6, 12, 5),
-    "ISA-L 1": ("isal.isal_zlib", 1, 15, 8),
-}
-"""Codec, level, window and memory of the compression alone."""
 _REPLY = b'{"action": 3}'
 
 
@@ -179,69 +170,6 @@ def play(url: str, server: int, bodies: Sequence[bytes], way: tuple[str, int], s
         return Cost(moved / ticks, spent_s / ticks * 1e6)
 
 
-def alone(bodies: Sequence[bytes], codec: Any, level: int, window_bits: int = 15, memory: int = 8) -> Cost:
-    """Compresses and decompresses all bodies, each against those before it."""
-    packer = codec.compressobj(level, codec.DEFLATED, -window_bits, memory)
-    reader = codec.decompressobj(-window_bits)
-    size, began = 0, time.process_time()
-    for body in bodies:
-        packed = packer.compress(body) + packer.flush(zlib.Z_SYNC_FLUSH)
-        size += len(packed) - 4  # a WebSocket message leaves out the end of the flush
-        reader.decompress(packed)
-    return Cost(size / len(bodies), (time.process_time() - began) / len(bodies) * 1e6)
-
-
-def delta(bodies: Sequence[bytes]) -> Cost:
-    """Sends each body as its difference from the one before it, and puts it together again."""
-    differs, merged = (_fields, _merged) if bodies[0].startswith(b"{") else (_ranges, _patched)
-    size, before, there, began = len(bodies[0]), bodies[0], bodies[0], time.process_time()
-    for body in bodies[1:]:
-        sent = differs(before, body)
-        size += len(sent)
-        before, there = body, merged(there, sent)
-        assert there == body
-    return Cost(size / len(bodies), (time.process_time() - began) / len(bodies) * 1e6)
-
-
-def _fields(before: bytes, body: bytes) -> bytes:
-    """The fields of two levels that differ, as JSON. A real encoding would also need removed and reordered ones."""
-    old, new = json.loads(before), json.loads(body)
-    found = {}
-    for name, fields in new.items():
-        if old[name] != fields:
-            found[name] = {key: value for key, value in fields.items() if old[name][key] != value}
-    return json.dumps(found).encode()
-
-
-def _merged(before: bytes, sent: bytes) -> bytes:
-    there = json.loads(before)
-    for name, fields in json.loads(sent).items():
-        there[name].update(fields)
-    return json.dumps(there).encode()
-
-
-def _ranges(before: bytes, body: bytes) -> bytes:
-    """Changed ranges of two bodies of the same length: starts and ends as uint16, then their bytes."""
-    old, new = np.frombuffer(before, np.uint8), np.frombuffer(body, np.uint8)
-    changed = np.flatnonzero(old != new)
-    if not len(changed):
-        return b""
-    gaps = np.flatnonzero(np.diff(changed) > 4)  # a range costs four bytes
-    starts, ends = changed[np.append(0, gaps + 1)], changed[np.append(gaps, -1)] + 1
-    edges = np.stack([starts, ends], 1).astype(np.uint16)
-    return struct.pack("<H", len(edges)) + edges.tobytes() + b"".join(body[a:b] for a, b in edges.tolist())
-
-
-def _patched(before: bytes, sent: bytes) -> bytes:
-    if not sent:
-        return before
-    there, at = bytearray(before), 2 + 4 * struct.unpack_from("<H", sent)[0]
-    for start, end in np.frombuffer(sent[2:at], np.uint16).reshape(-1, 2).tolist():
-        there[start:end] = sent[at : at + end - start]
-        at += end - start
-    return bytes(there)
-
-
 CONTRACTS: dict[str, dict[str, Any]] = {
     "4 numbers": {"vector": {"shape": [4]}},
     "64 numbers": {"vector": {"shape": [64]}},
@@ -304,32 +232,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.encodings:
         show(about, encodings(options.rounds, options.seconds).markdown(), markdown=options.markdown)
         return 0
-    ticks = Table(["body", ">bytes", *(f">{of}, {way}" for way in [*WAYS][1:] for of in ("bytes", "CPU")), ">plain us"])
-    bare = Table(["body", *(f">{of}, {name}" for name in [*CODECS, "delta"] for of in ("bytes", "us"))])
+    ticks = Table(["body", ">bytes", *(f">{of}, {way}" for way in [*WAYS][1:] for of in ("bytes", "CPU"))])
     for name, make in BODIES.items():
         bodies = make()
         costs: dict[str, list[Cost]] = {way: [] for way in WAYS}
-        apart: dict[str, list[Cost]] = {codec: [] for codec in [*CODECS, "delta"]}
         with service("benchmarks.wire", "--serve", "json" if name.startswith("JSON") else "bytes") as served:
             for _ in range(options.rounds):
                 for way, how in WAYS.items():
                     costs[way].append(play(served.urls["ws"], served.pid, bodies, how, options.seconds))
-                for codec, (module, *options_of) in CODECS.items():
-                    apart[codec].append(alone(bodies, importlib.import_module(module), *options_of))
-                apart["delta"].append(delta(bodies))
         plain = costs.pop("plain")
         ratios = [
             median_ratio([getattr(each, of) for each in found], [getattr(each, of) for each in plain])
             for found in costs.values()
             for of in ("bytes", "cpu_us")
         ]
-        size = sum(map(len, bodies)) / len(bodies)
-        ticks.add(name, median([each.bytes for each in plain]), *ratios, median([each.cpu_us for each in plain]))
-        cells = [(median([e.bytes for e in of]), median([e.cpu_us for e in of])) for of in apart.values()]
-        bare.add(name, *(cell for found, us in cells for cell in ((found or 0.0) / size, us)))
-    door = f"A tick through the door, relative to plain:\n\n{ticks.markdown()}\n\n"
-    compression = f"Compression alone, bytes relative to plain:\n\n{bare.markdown()}"
-    show(about, door + compression, markdown=options.markdown)
+        ticks.add(name, median([each.bytes for each in plain]), *ratios)
+    show(about, ticks.markdown(), markdown=options.markdown)
     return 0
 
 
