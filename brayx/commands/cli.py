@@ -1,7 +1,8 @@
 """The command line: ``brayx --help``. Finds the file of each command in this folder.
 
 A command's file has ``HELP``, its line in the help, ``options(parser)`` and ``run(arguments)``, which returns the exit
-code. It imports what it needs when it runs: a gamecore must start fast and load neither Ray nor torch.
+code. It imports what it needs when it runs: a gamecore must start fast and load neither Ray nor torch. So does this
+file: Python shows a traceback if an interrupt comes during the imports at its top.
 """
 
 from __future__ import annotations
@@ -14,11 +15,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from types import FrameType
-
-import brayx
-from brayx.command_line import Parser
-from brayx.errors import BrayxError
-from brayx.shutdown import end_within, leave, mark
+from typing import NoReturn
 
 COMMANDS = (
     "demo", "train", "serve", "evaluate", "match", "league", "recordings", "replay", "export", "new", "check",
@@ -31,6 +28,10 @@ _AGAIN_S = 0.05
 
 def run(argv: Sequence[str] | None = None) -> None:
     """The command ``brayx``."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _leave_at_once)
+    from brayx.shutdown import leave
+
     try:
         code = main(argv)
     except SystemExit as exited:  # argparse's help and errors
@@ -40,31 +41,37 @@ def run(argv: Sequence[str] | None = None) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; a typed error is one line on standard error and exit code 2."""
+    from brayx.errors import BrayxError
+
     words = list(sys.argv[1:] if argv is None else argv)
     # Other commands' files stay unread: only the help and completion need them all.
     arguments = parser(words[:1] if words and words[0] in COMMANDS else COMMANDS).parse_args(words)
-    if words[0] not in (
-        "gamecore",
-        "bridge",
-    ):  # which handle signals themselves, and belong to the job that started them
+    if words[0] not in ("gamecore", "bridge"):
         _prepare()
+    elif signal.getsignal(signal.SIGINT) is _leave_at_once:  # they belong to the job that started them
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         code: int = arguments.run(arguments)
         return code
-    except (BrayxError, ModuleNotFoundError) as error:
-        if os.environ.get("BRAYX_TRACEBACK"):
+    except Exception as error:
+        interrupted = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # which lets imports fail in any way
+        expected = interrupted or isinstance(error, (BrayxError, ModuleNotFoundError))
+        if not expected or os.environ.get("BRAYX_TRACEBACK"):
             raise
         hint = ""
         if isinstance(error, ModuleNotFoundError):  # as on a game's own machine, which has none of the engines
             hint = f": `brayx {words[0]}` needs this package; `pip install brayx` brings all but the extras"
-        print(f"brayx: {error}{hint}", file=sys.stderr)
-        return 2
+        print(f"brayx: {'interrupted: ' * interrupted}{error}{hint}", file=sys.stderr)
+        return 130 if interrupted else 2
     except KeyboardInterrupt:
         return 130
 
 
 def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
     """The parser of these commands."""
+    import brayx
+    from brayx.command_line import Parser
+
     root = Parser(
         prog="brayx",
         description="Train game agents and serve them with one code path.",
@@ -82,6 +89,8 @@ def parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 
 def _prepare() -> None:
     """Prepares this process: interrupts end the command cleanly, and no thread starts Ray again."""
+    from brayx.shutdown import mark
+
     # Read when Ray is imported: a thread that outlives its job must not start a new Ray by calling the one that ended.
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     mark()
@@ -90,8 +99,15 @@ def _prepare() -> None:
     sys.unraisablehook = _interrupt_again
 
 
+def _leave_at_once(*_: object) -> NoReturn:
+    """Ends a command that is still being imported: there is nothing to clean up, or to say."""
+    os._exit(130)
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     """Ends the command cleanly. Further interrupts during the clean-up, which has deadlines, are ignored."""
+    from brayx.shutdown import end_within
+
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_within()

@@ -76,24 +76,51 @@ def test_help_loads_no_engine_and_a_command_no_other(words: list[str]) -> None:
     assert commands == (set(cli.COMMANDS) if words == ["--help"] else {words[0]})
 
 
+HANGING = """
+import sys, time
+if {word!r} in sys.argv:  # its child imports this, too
+    print("importing", flush=True)
+try:
+    time.sleep(600)
+except BaseException:
+    {raised}
+"""
+
+
 @pytest.mark.slow  # starts the command and waits for its first line
 @pytest.mark.parametrize(
-    ("words", "when"),
-    [(["train", "none.yaml"], "before training began"), (["demo", "--set", "none=1"], "before the demo was over")],
+    ("words", "when", "raised"),
+    [
+        (["train", "none.yaml"], " before training began", "raise"),
+        (["demo", "--set", "none=1"], " before the demo was over", "raise"),
+        (["train", "none.yaml"], ": numpy has no 'ndarray'", "raise AttributeError(\"numpy has no 'ndarray'\")"),
+    ],
 )
 def test_a_training_reports_its_first_step_at_once_and_when_it_was_interrupted(
-    words: list[str], when: str, tmp_path: Path
+    words: list[str], when: str, raised: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "pydantic.py").write_text("import time\ntime.sleep(600)\n")  # so that the signal comes in time
+    (tmp_path / "pydantic.py").write_text(HANGING.format(word=words[0], raised=raised))
     command = [sys.executable, "-m", "brayx", *words]
     variables = {**os.environ, "PYTHONPATH": str(tmp_path)}
     pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, cwd=ROOT, env=variables, **pipes) as process:  # type: ignore[call-overload]
         assert process.stderr is not None
         assert process.stderr.readline().endswith(".yaml: checking the job ...\n")
+        assert process.stdout.readline() == "importing\n"
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=240)
-    assert (out, err, process.returncode) == ("", f"brayx: interrupted {when}\n", 130)
+    assert (out, err, process.returncode) == ("", f"brayx: interrupted{when}\n", 130)
+
+
+def test_an_interrupt_while_a_command_is_imported_ends_it_silently(tmp_path: Path) -> None:
+    (tmp_path / "difflib.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(600)\n")
+    command, variables = [sys.executable, "-m", "brayx", "ppo"], {**os.environ, "PYTHONPATH": str(tmp_path)}
+    pipes = {"stderr": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=variables, **pipes) as process:  # type: ignore[call-overload]
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=240)
+    assert (out, err, process.returncode) == ("", "", 130)
 
 
 @pytest.mark.parametrize(
