@@ -4,6 +4,10 @@ Schulman et al. 2017, "Proximal policy optimization algorithms", https://arxiv.o
 batches of `brayx.replay.packing`, as tensors. Knows nothing of where they come from, of publishing or of checkpoints.
 For self-play, an optional magnet adds KL(learning policy || reference policy) to the loss: `brayx.algorithms.magnet`.
 
+Games play on during an update, so the next batch was acted by a policy that is an update or two older. Ratios to that
+policy would begin outside the clip range. So they are to the policy before the update: the decoupled objective of
+Hilton et al. 2021, "Batch size-invariance for policy optimization", https://arxiv.org/abs/2110.00641.
+
 The module returns a policy's outputs (`brayx.nets.distributions`) and ``value`` ``[N]``, or ``[N, K]`` with reward
 heads. A recurrent module is replayed over whole columns, see `brayx.algorithms.forward`.
 """
@@ -52,6 +56,9 @@ class PPOConfig(OptimiseConfig):
     """Decay of the advantage trace."""
     clip_param: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """PPO's clip range: ratios outside 1 +- this get no further reward."""
+    decoupled: bool = True
+    """Ratios are to the policy before the update, and each advantage counts by the ratio of that policy to the acting
+    one, at most 1. false: ratios are to the acting policy. Without lag both are the same."""
     value_coef: Annotated[float, Field(ge=0)] = 0.5
     """Weight of the value loss."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.01
@@ -78,7 +85,7 @@ class PPOConfig(OptimiseConfig):
     clip_value: Annotated[float, Field(gt=0)] | None = None
     """The value loss clips each new prediction to within this distance of the old one; null: no clipping."""
     kl_target: Annotated[float, Field(gt=0)] | None = None
-    """KL divergence between acting and learning policy that an update should have; null: none."""
+    """KL divergence that an update should have, from the policy that its ratios are to; null: none."""
     kl_reaction: Literal["stop", "learning_rate"] = "stop"
     """``stop``: no further epoch starts once the KL exceeds 1.5 times the target. ``learning_rate``: multiplies it by
     1.5 after an update whose KL is below half the target, and divides it by 1.5 after one above twice the target."""
@@ -277,10 +284,10 @@ class PPO(Algorithm):
         """Prepares the transitions of a batch with the current module.
 
         Returns:
-            Arrays ``[T * B, ...]``, or ``[T, B, ...]`` for a recurrent module: ``obs``, ``action``, ``log_prob`` (when
-            the action was taken), ``mask``, ``advantage``, ``target``, ``value`` and, or None, ``state``, ``carry`` and
-            ``magnet`` (its policy outputs). With reward heads, ``target`` and ``value`` have an axis for them.
-            And the explained variance, over all ranks.
+            Arrays ``[T * B, ...]``, or ``[T, B, ...]`` for a recurrent module: ``obs``, ``action``, ``log_prob`` (of
+            the policy that ratios are to), ``mask``, ``advantage``, ``target``, ``value`` and, or None, ``trust``
+            (factor of the advantage), ``state``, ``carry`` and ``magnet`` (its policy outputs). With reward heads,
+            ``target`` and ``value`` have an axis for them. And the explained variance, over all ranks.
         """
         heads = self.config.reward_heads
         action, mask, terminated, truncated, old_log_prob, reward = (
@@ -290,7 +297,7 @@ class PPO(Algorithm):
         if heads and reward.shape[2:] != (len(heads),):
             raise ValueError(f"reward_heads: expected [..., {len(heads)}], got shape {tuple(reward.shape)}")
         args: Any = columns.inputs(self.forward, batch)
-        value = self._outputs(self.forward, lambda outputs: outputs["value"], args)
+        policy, value = self._outputs(self.forward, lambda x: (distribution_outputs(x), x["value"]), args)
         every_step = torch.Size((len(mask) + 1, *reward.shape[1:]))
         expected = every_step if self._axis else (every_step[:2].numel(), *every_step[2:])
         if value.shape != expected:
@@ -313,9 +320,17 @@ class PPO(Algorithm):
             self._moments.add(target, mask, self.across)
             target = self._moments.scaled(target)
         advantage = (advantage * head_weight).sum(-1) if heads else advantage
+        log_prob, trust = old_log_prob, None
+        if self.config.decoupled:
+            policy = columns.flat(policy) if self._axis else policy
+            acted: Any = optree.tree_map(lambda x: x[: mask.numel()], policy)
+            log_prob = log_prob_entropy(acted, action.flatten(0, 1))[0].reshape(mask.shape)
+            # At most 1, as in V-trace: an action that was unlikely would outweigh all others.
+            trust = torch.where(mask > 0, log_prob - old_log_prob, 0.0).clamp(max=0.0).exp()
         steps: dict[str, Any] = {
             "action": action,
-            "log_prob": torch.where(mask > 0, old_log_prob, 1e4),  # so the ratio of a masked step is 0
+            "log_prob": torch.where(mask > 0, log_prob, 1e4),  # so the ratio of a masked step is 0
+            "trust": trust,
             "mask": mask,
             "advantage": advantage,
             "target": target,
@@ -352,6 +367,8 @@ class PPO(Algorithm):
             # A minibatch of fewer than two steps has no deviation: keep its advantages.
             advantage = torch.where((number > 1)[minibatch], centred / (deviation[minibatch] + 1e-8), advantage)
         weight = weight * self.across.size
+        if steps["trust"] is not None:
+            advantage = advantage * steps["trust"]
         return {**steps, "weight": weight, "weighted_advantage": weight * advantage}
 
     def _gradient_step(self, minibatch: Mapping[str, Any], clip_param: float, done: _Done) -> None:
@@ -402,8 +419,9 @@ class PPO(Algorithm):
         return bare(self.module)
 
     def _kl(self, done: _Done, clip_param: float, last: int = 0) -> Tensor:
-        """``[2]``: KL(acting || learning) by the k3 estimator (Schulman, http://joschu.net/blog/kl-approx.html) and the
-        share of clipped ratios; means over all ranks and over the ``last`` minibatches (0: all)."""
+        """``[2]``: KL from the policy that ratios are to, by the k3 estimator
+        (Schulman, http://joschu.net/blog/kl-approx.html), and the share of clipped ratios; means over all ranks and
+        over the ``last`` minibatches (0: all)."""
         parts = last * len(done.weights) // max(len(done.norms), 1)
         log_ratio, weight = torch.cat(done.log_ratios[-parts:]), torch.cat(done.weights[-parts:])
         ratio = log_ratio.exp()

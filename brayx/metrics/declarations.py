@@ -143,7 +143,7 @@ METRICS: dict[str, Metric] = {
         Metric("policy_loss", "1", Kind.MEAN, "surrogate loss"),
         Metric("value_loss", "1", Kind.MEAN, "half the squared error of the value"),
         Metric("entropy", "nats", Kind.MEAN, "entropy of the policy"),
-        Metric("approx_kl", "nats", Kind.MEAN, "k3 estimate of KL(acting || learning)"),
+        Metric("approx_kl", "nats", Kind.MEAN, "how far an update moves the policy: k3 estimate of the KL divergence"),
         Metric("clip_fraction", "1", Kind.MEAN, "share of ratios outside the clip range"),
         Metric("explained_variance", "1", Kind.MEAN, "1 - Var(target - value) / Var(target)"),
         Metric("epochs", "1", Kind.MEAN, "passes over a learner batch"),

@@ -39,6 +39,9 @@ CASES = {
     "normalised value": (FLAT, {"num_actions": 3}, {}, {"normalise_value": True}),
     "magnet": (FLAT, {"num_actions": 3}, {}, {"magnet_coef": 0.7, "magnet_decay": 0.5}),
     "memory": (FLAT, {"num_actions": 3}, {"lstm": 4}, {"entropy_coef": 0.1}),
+    "decoupled": (FLAT, {"num_actions": 3}, {}, {"decoupled": True}),
+    "decoupled hybrid": (FLAT, {"num_actions": [3, 2], "action_size": 2}, {}, {"decoupled": True, "entropy_coef": 0.1}),
+    "decoupled memory": (FLAT, {"num_actions": 3}, {"lstm": 4}, {"decoupled": True}),
     "memory, reward heads": (FLAT, {"action_size": 2}, {"lstm": 4, "value_heads": 2}, {"reward_heads": HEADS}),
 }
 
@@ -54,7 +57,7 @@ def make(case, seed=0, lr=0.1, across=None, **more):
             p.add_(0.3 * torch.randn(p.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
         if case == "squashed":  # away from the edges, where float64 has digits that float32 has not
             module.head.both.bias[2:] -= 1.5
-    plain = {"epochs": 1, "minibatch_size": 10_000, "max_grad_norm": None, "entropy_coef": 0.0}
+    plain = {"epochs": 1, "minibatch_size": 10_000, "max_grad_norm": None, "entropy_coef": 0.0, "decoupled": False}
     config = PPOConfig(**{**plain, **options, **more})
     optimizer = torch.optim.SGD(module.parameters(), lr=lr)
     return PPO(module, optimizer, config) if across is None else PPO(module, optimizer, config, across)
@@ -203,12 +206,14 @@ def slow_update(ppo, batch, magnet=None):
         if references is not None:
             pairs = zip(parts, distribution(references[place[0]][place[1]]), strict=True)
             magnet_kl = magnet_kl + sum(distributions.kl_divergence(*pair).sum() for pair in pairs) / len(learn)
-        log_ratio = log_prob - batch["log_prob"][place]
+        acted, trust = batch["log_prob"][place], 1.0
+        if config.decoupled:
+            acted, trust = log_prob.detach(), min(1.0, float((log_prob.detach() - acted).exp()))
+        log_ratio = log_prob - acted
         ratio = log_ratio.exp()
         low, high = 1 - config.clip_param, 1 + config.clip_param
-        policy_loss = policy_loss - min(ratio * advantage[place], ratio.clamp(low, high) * advantage[place]) / len(
-            learn
-        )
+        gain = trust * min(ratio * advantage[place], ratio.clamp(low, high) * advantage[place])
+        policy_loss = policy_loss - gain / len(learn)
         kl += (ratio - 1 - log_ratio).item() / len(learn)
         clipped += bool(ratio < low or ratio > high) / len(learn)
         for k in range(len(heads)):

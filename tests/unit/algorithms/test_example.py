@@ -51,6 +51,7 @@ def test_an_update_equals_the_librarys(example, minibatch_size, monkeypatch):
         max_grad_norm=example.MAX_GRAD_NORM,
         epochs=example.EPOCHS,
         minibatch_size=minibatch_size,
+        decoupled=False,  # the example acts and learns in turns
     )
     optimizers = [torch.optim.Adam(net.parameters(), lr=1e-2, eps=1e-5) for net in (module, other)]
     torch.manual_seed(1)

@@ -49,7 +49,7 @@ def test_an_update_towards_a_fixed_magnet_matches_the_slow_one(case):
         if case == "squashed":  # whose entropy torch does not know
             measured_want.pop("entropy")
         assert {name: measured[name] for name in measured_want} == pytest.approx(measured_want, abs=1e-9)
-        assert (measured["magnet_kl"] > 1e-4) == (seed > 0)
+        assert (measured["magnet_kl"] > 1e-5) == (seed > 0)  # it moves slowly in the decoupled case
 
 
 @pytest.mark.parametrize("case", ["masked", "memory"])

@@ -102,6 +102,30 @@ def test_an_update_matches_the_paper(case, seed):
     assert {name: measured[name] for name in measured_want} == pytest.approx(measured_want, abs=1e-9)
 
 
+@pytest.mark.parametrize("case", ["hybrid", "memory"])
+def test_decoupling_changes_nothing_without_lag(case):
+    batch = make_batch(case)
+    fresh = make(case, decoupled=True)._prepare(batch)[0]["log_prob"]
+    batch["log_prob"][:, :-1] = fresh.reshape(batch["mask"][:, :-1].T.shape).T
+    a, b = (make(case, epochs=5, minibatch_size=12, decoupled=decoupled) for decoupled in (True, False))
+    for ppo in (a, b):
+        torch.manual_seed(1)  # of the minibatches
+        ppo.update(batch, 0.0)
+    same(parameters(a), parameters(b))
+
+
+def test_an_update_is_not_cut_short_by_the_one_before():
+    """The actions have become likelier than the clip range allows, and are good: only a decoupled update goes on."""
+    batch = make_batch("raw advantage")
+    batch["log_prob"] -= 2.0
+    batch["reward"][:] = 100.0
+    for decoupled, moves in ((False, False), (True, True)):
+        ppo = make("raw advantage", decoupled=decoupled, value_coef=0.0)
+        before = parameters(ppo)
+        ppo.update(batch, 0.0)
+        assert moves != all(torch.equal(before[name], after) for name, after in parameters(ppo).items())
+
+
 @pytest.mark.parametrize("accumulate", [2, 3, 1000])
 @pytest.mark.parametrize("case", ["categorical", "masked", "gaussian", "reward heads", "magnet", "memory"])
 def test_micro_batches_equal_the_minibatch(case, accumulate):
