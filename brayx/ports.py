@@ -33,7 +33,8 @@ def free_port(host: str = "127.0.0.1") -> int:
     Raises:
         StartupError: none was found.
     """
-    for port in random.sample(_PORTS, 100):
+    # Processes with one seed would try the same ports at the same time.
+    for port in random.SystemRandom().sample(_PORTS, 100):
         with contextlib.suppress(OSError), socket.create_server((host, port)):
             return port
     raise StartupError(f"no free port from {_PORTS[0]} to {_PORTS[-1]} on {host}")
