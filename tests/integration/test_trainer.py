@@ -86,7 +86,8 @@ class Job:
                 model="model",
                 buffers=["buffer"],
                 algorithm=PPOConfig(gamma=0.0, epochs=2, minibatch_size=16),
-                **options,
+                # Without options only the last checkpoint is saved, however long a busy machine takes.
+                **{"checkpoint_interval_s": 1e6, **options},
             ),
             model_name="model",
             model_module=module,
