@@ -45,6 +45,8 @@ def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         # A job in this process has a TMPDIR of its own, maybe in that of a Ray: too long for Chromium's socket.
         environment = {**os.environ, "TMPDIR": "/tmp"}
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"], env=environment)
+        browser = playwright.chromium.launch(
+            executable_path=chromium, args=["--no-sandbox", "--disable-gpu"], env=environment
+        )
         yield browser
         browser.close()

@@ -62,13 +62,24 @@ def served(tmp_path_factory: pytest.TempPathFactory, code: Path) -> Iterator[tup
         yield job, serving, console
 
 
-def test_the_process_starts_with_the_first_visit_and_again_after_its_death(job: Job) -> None:
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_the_process_starts_with_the_first_visit_and_again_after_its_death_on_a_free_port(job: Job, taken: int) -> None:
     before = {process.pid for process in ours("brayx.console.serve")}  # of other jobs, which may be ending
 
     def processes() -> list[psutil.Process]:
         return [process for process in ours("brayx.console.serve") if process.pid not in before]
 
+    job.job = job.job.model_copy(update={"console_port": taken})
     with job.served() as (serving, console):
+        said = f"console_port {taken} of 127.0.0.1 is taken; the console is {console.url}"
+        assert job.lines == [said], "who opens the usual address sees another job's console"
+        assert not console.url.endswith(f":{taken}")
         with playing(serving.url, "unseen") as tick:
             tick(1.0)
         assert not processes(), "nobody looks: there is no process"
@@ -86,6 +97,9 @@ def test_the_process_starts_with_the_first_visit_and_again_after_its_death(job: 
     until(lambda: not processes(), "the console's process ends with the job")
     with pytest.raises(httpx.ConnectError):
         console.get("/api/job")
+    job.job = job.job.model_copy(update={"console_port": None})
+    with Serving(job.job, job.uri) as serving, serving.console(job.lines.append):
+        assert len(job.lines) == 1, "null: no console"
 
 
 def test_a_session_is_listed_followed_and_ended(served: tuple[Job, Serving, Console]) -> None:
@@ -491,20 +505,6 @@ def test_keys_have_scopes(job: Job, tmp_path: Path) -> None:
     new_key(file, "game")
     with pytest.raises(ConfigError, match="'game' has no scope"):
         ConsoleKeys(Keys.load(file))
-
-
-def test_a_taken_port_is_replaced_by_a_free_one(job: Job) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = taken.getsockname()[1]
-        job.job = job.job.model_copy(update={"console_port": number})
-        with job.served() as (_, console):
-            assert not console.url.endswith(f":{number}")
-            said = f"console_port {number} of 127.0.0.1 is taken; the console is {console.url}"
-            assert job.lines == [said], "who opens the usual address sees another job's console"
-            assert console.get("/api/job")["running"]
-    job.job = job.job.model_copy(update={"console_port": None})
-    with Serving(job.job, job.uri) as serving, serving.console(job.lines.append):
-        assert len(job.lines) == 1, "null: no console"
 
 
 def test_roll_backs_go_back_one_by_one(job: Job) -> None:

@@ -9,14 +9,14 @@ import json
 import re
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from brayx.tracking import find
-from tests.end_to_end.jobs import FREE_PORTS, brayx, said_on_failure, setting, trials, without_ray
+from tests.end_to_end.jobs import FREE_PORTS, Command, brayx, said_on_failure, setting, trials, without_ray
 from tests.end_to_end.test_game import Side
 
 CONTRACT = {
@@ -98,53 +98,37 @@ class Duels:
                 game.duel()
 
 
-def test_teams_are_learned_by_self_play(tmp_path: Path) -> None:
-    environment = without_ray(tmp_path)
-    for begins, ends in (
-        ("behaviour 'duel' has teams 0, 1: one learns", r"main:\d+ is champion: its win rate against main:1 is"),
-        ("behaviour 'duel' goes on with its self-play", r"main:\d+ joins the pool"),
-    ):
-        options = setting(*FREE_PORTS, *OPTIONS)
-        with brayx(tmp_path, "train", "game.yaml", *options, environment=environment) as train, said_on_failure(train):
-            train.until(lambda train=train: re.search(DOOR, train.err), "it is open")
-            door = re.search(DOOR, train.err)
-            assert door is not None
-            with Duels(door[1]) as duels:
-                train.until(train.says(begins), "it begins")
-                duels.may_learn.set()
-                train.until(lambda train=train, ends=ends: re.search(ends, train.err), "the learner becomes better")
-                train.control_c()
-                assert train.ended() in (0, 130)
+@contextlib.contextmanager
+def training(folder: Path, kind: type[Duel], *options: str) -> Iterator[tuple[Command, Duels]]:
+    """A training whose games are played; interrupted in the end, which shows its standings."""
+    words = ("train", "game.yaml", *setting(*FREE_PORTS, *OPTIONS, *options))
+    with brayx(folder, *words, environment=without_ray(folder)) as train, said_on_failure(train):
+        train.until(lambda: re.search(DOOR, train.err) is not None, "it is open")
+        with Duels(re.findall(DOOR, train.err)[0], kind) as duels:
+            yield train, duels
+            train.control_c()
+            assert train.ended() in (0, 130)
         standings = train.out + train.err
         assert re.search(r"main:1 +\d+ ", standings), "the table has the first version"
         assert re.search(r"main:\d+ .*champion", standings)
 
 
-def test_behaviours_of_different_teams_learn_against_each_other_s_past_beside_one_that_plays_itself(
-    tmp_path: Path,
-) -> None:
+def test_teams_are_learned_by_self_play_and_different_behaviours_against_each_other_s_past(tmp_path: Path) -> None:
+    with training(tmp_path, Duel) as (train, duels):
+        train.until(train.says("behaviour 'duel' has teams 0, 1: one learns"), "it begins")
+        duels.may_learn.set()
+        better = r"main:\d+ is champion: its win rate against main:1 is"
+        train.until(lambda: re.search(better, train.err) is not None, "the learner becomes better")
+
     (tmp_path / "rivals.json").write_text(json.dumps([DUEL[0], *RIVALS]))
-    options = setting(*FREE_PORTS, *OPTIONS, "contract=rivals.json", "self_play.snapshot_every=200")
-    with (
-        brayx(tmp_path, "train", "game.yaml", *options, environment=without_ray(tmp_path)) as train,
-        said_on_failure(train),
-    ):
-        train.until(lambda: re.search(DOOR, train.err), "it is open")
-        door = re.search(DOOR, train.err)
-        assert door is not None
-        with Duels(door[1], OfRivals) as duels:
-            duels.may_learn.set()  # a trial is open once something was learned
-            train.until(train.says("behaviour 'duel' has teams 0, 1: one learns"), "the first one plays itself")
-            for team, behaviour in enumerate(("striker", "keeper")):
-                train.until(
-                    train.says(f"behaviour '{behaviour}' has team {team}: while another team learns"), "it begins"
-                )
-            for behaviour in ("striker", "keeper"):
-                train.until(
-                    train.says(f"'{behaviour}': {behaviour}:1 is champion: there is no champion yet"), "it plays"
-                )
-            train.control_c()
-            assert train.ended() in (0, 130)
+    with training(tmp_path, OfRivals, "contract=rivals.json", "self_play.snapshot_every=200") as (train, duels):
+        duels.may_learn.set()  # a trial is open once something was learned
+        train.until(train.says("behaviour 'duel' goes on with its self-play"), "the first one plays itself")
+        for team, behaviour in enumerate(("striker", "keeper")):
+            train.until(train.says(f"behaviour '{behaviour}' has team {team}: while another team learns"), "it begins")
+        for behaviour in ("striker", "keeper"):
+            train.until(train.says(f"'{behaviour}': {behaviour}:1 is champion: there is no champion yet"), "it plays")
+        train.until(lambda: re.search(r"main:\d+ joins the pool", train.err) is not None, "the first one learns on")
     for behaviour in ("striker", "keeper"):
         (trial,) = trials(tmp_path, "game")[behaviour]
         assert find(f"models:/game-{behaviour}/1", trial.uri).run_id == trial.run_id

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import signal
+from collections.abc import Callable
 from pathlib import Path
-
-import pytest
 
 from brayx.gamecore.client import Client
 from tests.end_to_end.jobs import TEMPLATES, Command, brayx, is_free, said_on_failure, setting, without_ray
@@ -27,25 +25,28 @@ def doors_of(command: Command) -> dict[str, str]:
     return dict(re.findall(r"^  (\w+) +(\w+://\S+)$", command.err, re.M))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_the_champion_is_served_until_a_signal_and_a_running_game_may_finish(
-    tmp_path: Path, tracking_db: str, number: signal.Signals
-) -> None:
+def ended(command: Command, url: str, end: Callable[[], None]) -> int:
+    """Ends the service during a game, which is finished; returns the action of its last tick."""
+    with Client(url) as client:
+        client.start()
+        end()
+        command.until(command.says("ending: sessions have 60 s to finish"), "it drained")
+        action = json.loads(client.tick(b'{"obs": [0.0, 0.0, 0.1, 0.5], "reward": 0.0}'))["action"]
+        client.stop()
+    assert command.ended() == 0
+    command.gone()
+    assert "had not finished" not in command.err
+    return int(action)
+
+
+def test_the_champion_is_served_until_a_signal_and_a_running_game_may_finish(tmp_path: Path, tracking_db: str) -> None:
     champion(tracking_db, tmp_path)
     with serving(tmp_path, tracking_db) as command, said_on_failure(command):
         urls = doors_of(command)
         assert set(urls) == {"http", "ws", "tcp", "grpc"}
         assert status(urls["http"])["registered"] == {"model": ["models:/cartpole/1"]}
         assert play(urls["http"]) == [0, 0, 1], "it pushes where the pole leans"
-        with Client(urls["tcp"]) as client:
-            client.start()
-            command.process.send_signal(number)
-            command.until(command.says("ending: sessions have 60 s to finish"), "it drained")
-            assert json.loads(client.tick(b'{"obs": [0.0, 0.0, 0.1, 0.5], "reward": 0.0}')) == {"action": 1}
-            client.stop()
-        assert command.ended() == 0
-        command.gone()
-        assert "had not finished" not in command.err
+        assert ended(command, urls["tcp"], command.process.terminate) == 1
         assert "untrained" not in command.err
         assert is_free(int(urls["http"].rpartition(":")[2]))
     assert not (tmp_path / "imported.txt").exists(), (tmp_path / "imported.txt").read_text()
@@ -58,6 +59,4 @@ def test_before_any_champion_it_serves_untrained_and_says_what_to_run(tmp_path: 
         (line,) = [line for line in command.err.splitlines() if "untrained" in line]
         assert re.search(r"brayx (train|demo)|make demo", line), line
         assert "model acts with weights as built" in command.err
-        command.control_c()
-        assert command.ended() == 0
-        command.gone()
+        assert ended(command, urls["tcp"], command.control_c) in (0, 1)
