@@ -251,8 +251,7 @@ class Peer:
 
     async def forward(self, row: np.ndarray) -> np.ndarray:
         """The outputs of one observation."""
-        result: np.ndarray = await self._batched(row)
-        return result
+        return await self._batched(row)
 
 
 async def remote(rounds: int, seconds: float) -> dict[str, list[float]]:

@@ -118,8 +118,7 @@ def log_prob(outputs: Outputs, action: np.ndarray) -> np.ndarray:
         logits = outputs["logits"]
         if isinstance(logits, tuple | list):
             by_head = [_log_softmax_at(head, action[..., index]) for index, head in enumerate(logits)]
-            joint: np.ndarray = by_head[0] if len(by_head) == 1 else np.stack(by_head).sum(0)
-            return joint
+            return by_head[0] if len(by_head) == 1 else np.stack(by_head).sum(0)
         return _log_softmax_at(logits, action)
     if "tanh_mean" in outputs:
         mean, log_std = outputs["tanh_mean"], outputs["tanh_log_std"]

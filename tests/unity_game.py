@@ -56,8 +56,7 @@ class Caller:
 
     def call_bytes(self, data: bytes) -> bytes:
         """One call with any bytes."""
-        answer: bytes = self._exchange(data, timeout=DEADLINE_S, wait_for_ready=True)
-        return answer
+        return self._exchange(data, timeout=DEADLINE_S, wait_for_ready=True)
 
 
 def hello(version: str = "1.5.0") -> pb.Message:

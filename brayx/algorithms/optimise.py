@@ -61,8 +61,7 @@ def share(progress: float, *, schedule: Schedule = "linear", final: float = 0.0,
 
 def unhooked(module: nn.Module) -> nn.Module:
     """The inner module of a wrapper that adds a loss term; its forwards do not enter that term."""
-    inner: nn.Module = getattr(module, "module", module) if hasattr(module, "extra_loss") else module
-    return inner
+    return getattr(module, "module", module) if hasattr(module, "extra_loss") else module
 
 
 class Optimise:

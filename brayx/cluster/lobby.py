@@ -149,7 +149,6 @@ class Joining:
     async def _built(self, contract: Contract) -> bytes:
         while True:
             try:
-                spec: bytes = await asyncio.to_thread(ask_job, self._hub, contract, _ASK_S)
-                return spec
+                return await asyncio.to_thread(ask_job, self._hub, contract, _ASK_S)
             except DeadlineExceeded:
                 continue  # a start has its own deadline

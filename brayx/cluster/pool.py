@@ -202,8 +202,7 @@ class PoolClient:
 
         async def call() -> Weights:
             [reference] = await self._call("weights", model, version)
-            weights: Weights = await asyncio.to_thread(ray.get, reference, timeout=timeout_s)
-            return weights
+            return await asyncio.to_thread(ray.get, reference, timeout=timeout_s)
 
         what = f"pool {self.actor!r} (version {version} of model {model!r})"
         weights: Weights = await answer_with_retry(call, timeout_s, what, finds_actor=True)

@@ -142,8 +142,7 @@ def process_model(name: str, store: Any, recipe: Recipe, timeout_s: float, handl
 
 def _connection() -> str:
     """Id of this process's connection to Ray; a model of an earlier connection is of no use."""
-    job: str = ray.get_runtime_context().get_job_id()
-    return job
+    return ray.get_runtime_context().get_job_id()
 
 
 @functools.cache

@@ -289,8 +289,7 @@ def create_weight_store(
     """
     lifetime = "detached" if detached else None
     actor = named_actor(_WeightStoreActor, name, max_concurrency=10_000, lifetime=lifetime)
-    handle: StoreHandle = actor.remote(keep, about)
-    return handle
+    return actor.remote(keep, about)
 
 
 def end_weight_store(store: StoreHandle) -> None:

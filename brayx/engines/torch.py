@@ -111,8 +111,7 @@ class TorchEngine(Engine):
             outputs = self._compiled({**weights, **dict(bound.named_buffers(remove_duplicate=False))}, leaves)
         else:
             outputs = bound(*self.spec.input_tree.unflatten(leaves))
-        output_leaves: list[Any] = optree.tree_leaves(outputs)
-        return output_leaves
+        return optree.tree_leaves(outputs)
 
     def _call(self, weights: dict[str, torch.Tensor], leaves: list[torch.Tensor]) -> Any:
         return torch.func.functional_call(self._module, weights, tuple(self.spec.input_tree.unflatten(leaves)))
@@ -256,8 +255,7 @@ def describe(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) -> 
 
 def limits_declared(module: torch.nn.Module) -> dict[str, Limits]:
     """The limits that a module declares for whole numbers in its arguments, by path."""
-    limits: dict[str, Limits] = getattr(module, LIMITS_ATTRIBUTE, {})
-    return limits
+    return getattr(module, LIMITS_ATTRIBUTE, {})
 
 
 def _check_declared(module: torch.nn.Module, outputs: Sequence[str]) -> None:

@@ -183,8 +183,7 @@ class SumTree:
             right = (left >= before) & (self._nodes[nodes + 1] > 0)
             left -= np.where(right, before, 0.0)
             nodes += right
-        slots: np.ndarray = nodes - self._leaves
-        return slots
+        return nodes - self._leaves
 
 
 @dataclass(frozen=True)

@@ -118,8 +118,7 @@ def _make(env: EnvSource, num_envs: int, vectorization: Vectorization, options: 
             from ale_py.vector_env import AtariVectorEnv
 
             registered = {key: spec.kwargs[key] for key in ("repeat_action_probability", "full_action_space")}
-            envs: VectorEnv = AtariVectorEnv(game, num_envs, **{**registered, **_ATARI_OPTIONS, **given})
-            return envs
+            return AtariVectorEnv(game, num_envs, **{**registered, **_ATARI_OPTIONS, **given})
         mode = {"auto": None, "native": "vector_entry_point"}.get(vectorization, vectorization)
         return gymnasium.make_vec(env, num_envs, vectorization_mode=mode, **given)
     except BrayxError:

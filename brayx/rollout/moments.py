@@ -41,8 +41,7 @@ class Moments:
         """Population deviation, ``[*shape]``; 1 before the second sample."""
         if self.count < 2:
             return np.ones_like(self.mean)
-        deviation: np.ndarray = np.sqrt(self.m2 / self.count + _EPSILON)
-        return deviation
+        return np.sqrt(self.m2 / self.count + _EPSILON)
 
     def add(self, samples: np.ndarray) -> None:
         """Adds samples ``[N, *shape]``; skips those that are not finite."""

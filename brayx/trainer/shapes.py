@@ -97,5 +97,4 @@ def _components(acted: np.ndarray) -> list[tuple[str, np.ndarray]]:
 
 def _sampled(parameter: Tensor) -> np.ndarray:
     flat = parameter.detach().flatten()
-    sampled: np.ndarray = flat[:: max(1, len(flat) // _SAMPLES)].float().cpu().numpy()
-    return sampled
+    return flat[:: max(1, len(flat) // _SAMPLES)].float().cpu().numpy()

@@ -338,8 +338,7 @@ def numbers_of(trial: Trial) -> dict[str, float]:
 
     try:
         path = download_artifacts(run_id=trial.run_id, artifact_path=NUMBERS_FILE, tracking_uri=trial.uri)
-        numbers: dict[str, float] = json.loads(Path(path).read_text())
-        return numbers
+        return json.loads(Path(path).read_text())
     except (MlflowException, OSError, ValueError):  # missing, or being written
         return {}
 

@@ -295,8 +295,7 @@ def grey(page: Page) -> int:
         canvas.getContext("2d").drawImage(image, 0, 0);
         return canvas.getContext("2d").getImageData(5, 5, 1, 1).data[0];
     }"""
-    shade: int = page.locator("img.q-img__image").last.evaluate(script)
-    return shade
+    return page.locator("img.q-img__image").last.evaluate(script)
 
 
 def test_a_render_draws_a_session_that_is_followed(

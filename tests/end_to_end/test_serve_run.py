@@ -49,8 +49,7 @@ def call(url: str, body: bytes = b"", **headers: str) -> tuple[int, bytes]:
 def status(url: str) -> dict[str, Any]:
     try:
         with urllib.request.urlopen(f"{url}/", timeout=5) as reply:
-            facts: dict[str, Any] = json.load(reply)
-            return facts
+            return json.load(reply)
     except (OSError, ValueError):
         return {}
 

@@ -143,8 +143,7 @@ def playing(door: str, *games: type[Side]) -> Iterator[None]:
 def status(ingress: Ingress) -> dict[str, Any]:
     """The status page of the training at the ingress; empty: it is not open yet."""
     with contextlib.suppress(OSError, ValueError), urllib.request.urlopen(ingress.http, timeout=5) as reply:
-        page: dict[str, Any] = json.load(reply)
-        return page
+        return json.load(reply)
     return {}
 
 

@@ -130,8 +130,7 @@ async def sessions(url: str, count: int) -> Any:
 
 def locate(session: str) -> Location | None:
     directory = ray.get_actor(DIRECTORY, namespace=NAMESPACE)
-    location: Location | None = ray.get(directory.locate.remote(session), timeout=WAIT_S)
-    return location
+    return ray.get(directory.locate.remote(session), timeout=WAIT_S)
 
 
 def serve_controller() -> Any:

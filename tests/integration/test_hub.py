@@ -60,8 +60,7 @@ def _pid(_: Any) -> int:
 
 
 def snapshot(handle: Any) -> dict[str, float]:
-    numbers: dict[str, float] = ray.get(handle.snapshot.remote(), timeout=60)
-    return numbers
+    return ray.get(handle.snapshot.remote(), timeout=60)
 
 
 @pytest.fixture

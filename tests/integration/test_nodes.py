@@ -36,8 +36,7 @@ def seen() -> dict[str, Any]:
         ray_trouble.append(f"{' '.join(command)}: the node {RAY_IS_LATE}")
         done = run(command, env={**os.environ, **ENVIRONMENT})
     assert done.returncode == 0, done.stderr[-4000:]
-    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return result
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def test_weights_come_over_one_relay_on_each_node_even_if_it_is_killed_or_hangs(

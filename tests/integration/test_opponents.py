@@ -113,8 +113,7 @@ async def test_sessions_of_a_game_exchange_values_through_any_replica_and_door(r
 
 def ticked(client: Client) -> list[Any]:
     """Value, version and mode of a tick."""
-    answer: list[Any] = json.loads(client.tick(b"{}"))[:3]
-    return answer
+    return json.loads(client.tick(b"{}"))[:3]
 
 
 def test_a_start_gets_the_opponent_that_its_header_or_body_asks_for(url: str) -> None:

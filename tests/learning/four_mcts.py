@@ -29,8 +29,7 @@ def search(board: list[int]) -> int:
         _GAME, pyspiel.RandomRolloutEvaluator(1, seed), 2.0, SIMULATIONS, 100, True, seed, False,
         pyspiel.ChildSelectionPolicy.UCT,
     )  # fmt: skip
-    column: int = bot.step(_GAME.new_initial_state(json.dumps(_spelt(board))))
-    return column
+    return bot.step(_GAME.new_initial_state(json.dumps(_spelt(board))))
 
 
 def _spelt(board: list[int]) -> dict[str, Any]:

@@ -119,5 +119,4 @@ class Tree:
 
 def probabilities(outputs: Mapping[str, Any]) -> np.ndarray:
     """``[N, A]`` float64 of a categorical policy's outputs."""
-    found: np.ndarray = outputs["logits"].detach().double().softmax(-1).numpy()
-    return found
+    return outputs["logits"].detach().double().softmax(-1).numpy()

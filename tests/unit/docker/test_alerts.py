@@ -27,8 +27,7 @@ ROOT = Path(__file__).parents[3]
 
 def rules() -> list[dict[str, str]]:
     (group,) = yaml.safe_load(RULES.read_text())["groups"]
-    alerts: list[dict[str, str]] = group["rules"]
-    return alerts
+    return group["rules"]
 
 
 def test_alerts_are_of_exported_metrics() -> None:

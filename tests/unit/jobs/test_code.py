@@ -124,8 +124,7 @@ def test_serving_needs_the_render_that_draws_frames_of_recordings(file: Path, mo
 def test_the_check_command_reports_it(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def check(*words: str) -> int:
         arguments = parser().parse_args(["check", str(file), *words])
-        code: int = arguments.run(arguments)
-        return code
+        return arguments.run(arguments)
 
     assert check() == 0
     assert "func: render" in capsys.readouterr().out

@@ -170,8 +170,7 @@ def test_labels_and_own_names_are_shown_in_short_ascii(label: str, shown: str) -
 
 
 def dashboard() -> dict[str, Any]:
-    document: dict[str, Any] = json.loads(DASHBOARD.read_text())
-    return document
+    return json.loads(DASHBOARD.read_text())
 
 
 def queries() -> list[str]:
