@@ -302,9 +302,6 @@ class WsReplies(HttpReplies):
         self._body = b""
 
 
-_CLOSE_CODES = (1000, 1001, 1002, 1003, 1007, 1009, 1012, *range(3000, 5000))
-
-
 class WsFrames:
     """Frames of a server."""
 

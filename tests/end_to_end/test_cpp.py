@@ -654,9 +654,10 @@ def test_a_connection_that_breaks_while_its_session_moves(run: Run, service: Bot
     assert server.applied["s"] == [b"x"]
 
 
-def test_a_stop_that_was_only_refused_does_not_take_unknown_for_done(run: Run) -> None:
+@pytest.mark.parametrize("refusals", [[], [Overloaded("moving", layer="between")]], ids=["sent once", "refused once"])
+def test_only_a_stop_that_may_have_been_applied_takes_unknown_for_done(run: Run, refusals: list[BrayxError]) -> None:
     def script(sock: socket.socket) -> None:
-        for error in (None, Overloaded("moving", layer="between"), SessionUnknown("gone")):
+        for error in (None, *refusals, SessionUnknown("gone")):
             (session, *_), stamp = read_frame(sock)
             sock.sendall(encode_reply(session, b"", stamp) if error is None else encode_error(session, error, stamp))
 
@@ -743,20 +744,6 @@ def test_a_resume_notice_that_is_lost_with_its_connection(run: Run, kind: str) -
         assert json.loads(refused.value.details) == {"expected": 1, "got": 2}
         assert [tick(b"d"), tick(b"e")] == [b"d", b"e"]
     assert kinds == [b"start", b"tick#0", b"tick#1", b"tick#2", b"tick#2", b"tick#1", b"tick#2"]
-
-
-def test_only_a_repeated_stop_takes_unknown_for_done(run: Run) -> None:
-    def script(sock: socket.socket) -> None:
-        (session, *_), stamp = read_frame(sock)
-        sock.sendall(encode_reply(session, b"", stamp))
-        (session, *_), stamp = read_frame(sock)
-        sock.sendall(encode_error(session, SessionUnknown("gone"), stamp))
-
-    with scripted(script) as (address, _):
-        client = run("sync", f"tcp://{address}", "reconnect_ms", 1000)
-        client.start("s")
-        with pytest.raises(Refused, match="session_unknown: gone"):
-            client.step("stop")
 
 
 def test_ticks_have_no_number_unless_asked_for(run: Run) -> None:

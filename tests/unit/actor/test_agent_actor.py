@@ -56,6 +56,11 @@ async def play(
     await actor.on_end(reason)
 
 
+def recorder_of(actor: AgentActor) -> MetricsRecorder:
+    assert isinstance(actor._services.recorder, MetricsRecorder)
+    return actor._services.recorder
+
+
 async def test_an_uncut_game_is_one_episode_with_the_stop_as_its_last_state() -> None:
     actor, log = make(Recorder)
     await play(actor, 3)
@@ -227,8 +232,7 @@ async def test_an_episode_handler_that_raises_is_counted_and_the_session_goes_on
     actor, log = make(Raises, episode_length=1)
     await play(actor, 3)
     assert log == ["stop"]
-    recorder = actor._services.recorder
-    assert isinstance(recorder, MetricsRecorder)
+    recorder = recorder_of(actor)
     assert recorder.summary()["fragments_dropped.agent_error"] == 3
     assert recorder.summary()["agent_errors.on_episode"] == 3
     line = Raises.on_episode.__code__.co_firstlineno + 1
@@ -260,8 +264,7 @@ async def test_exceptions_of_every_agent_method_are_counted_with_their_location(
         else pytest.raises(AgentError, match=f"raised in (the )?{method}")
     ):
         await play(actor, 1)
-    recorder = actor._services.recorder
-    assert isinstance(recorder, MetricsRecorder)
+    recorder = recorder_of(actor)
     assert recorder.summary()[f"agent_errors.{method}"] == 1
     line = Raises.fail.__code__.co_firstlineno + 2
     assert recorder.notes()[f"agent_errors.{method}"].endswith(f"'five' ({__file__}:{line})")
@@ -322,8 +325,7 @@ async def test_a_game_with_a_failing_hook_is_counted_once(error: Exception, labe
     with pytest.raises(BrayxError):
         await actor.tick(b"{}")
     await actor.on_end("error")
-    recorder = actor._services.recorder
-    assert isinstance(recorder, MetricsRecorder)
+    recorder = recorder_of(actor)
     numbers, notes = recorder.summary(), recorder.notes()
     assert {name: value for name, value in numbers.items() if "games_failed" in name} == {f"games_failed.{label}": 1}
     assert numbers.get("agent_errors.on_tick", 0) == (label == "on_tick"), "overload is not an error of the hook"
@@ -365,8 +367,7 @@ async def test_a_game_whose_on_tick_hangs_has_failed_with_its_location(agents: i
     actor.attach(log := Events())
     await timed_out(actor.tick(b"{}"))
     await actor.on_end(reason)
-    recorder = actor._services.recorder
-    assert isinstance(recorder, MetricsRecorder)
+    recorder = recorder_of(actor)
     numbers = recorder.summary()
     assert numbers.get("games_failed.on_tick", 0) == numbers.get("agent_errors.on_tick", 0) == counted
     place = line_of(Hangs.on_tick, "sleep")
@@ -394,8 +395,7 @@ async def test_an_agent_that_is_cancelled_because_another_raised_is_not_the_one_
     with pytest.raises(AgentError):
         await actor.tick(b"{}")
     await actor.on_end("error")
-    recorder = actor._services.recorder
-    assert isinstance(recorder, MetricsRecorder)
+    recorder = recorder_of(actor)
     assert recorder.summary()["agent_errors.on_tick"] == 1
     why = recorder.notes()["agent_errors.on_tick"]
     assert "agent 'agent1': KeyError: 'obs'" in why
@@ -413,8 +413,7 @@ async def test_a_game_whose_tick_waits_for_a_hanging_on_episode_has_failed_with_
     await actor.tick(b"1")
     await timed_out(actor.tick(b"2"))
     await timed_out(actor.on_end("error"))
-    recorder = actor._services.recorder
-    assert isinstance(recorder, MetricsRecorder)
+    recorder = recorder_of(actor)
     assert recorder.summary()["games_failed.on_episode"] == 1
     late = "on_episode was cut off by actor.tick_timeout_s, or by the end of the service, and a tick waited for it"
     assert recorder.notes()["agent_errors.on_episode"] == late
@@ -580,8 +579,7 @@ async def test_an_episode_handler_whose_own_wait_is_cancelled_loses_only_its_epi
     await play(actor, 2, stop=None)
     assert [entry[0] for entry in log[:-2]] == [[0, 1], [1]]
     assert log[-2:] == ["stop", "stop"]
-    recorder = actor._services.recorder
-    assert isinstance(recorder, MetricsRecorder)
+    recorder = recorder_of(actor)
     assert recorder.summary()["fragments_dropped.cancelled"] == 2
     place = line_of(Cancelled.on_episode, "await waiting")
     assert recorder.notes()["fragments_dropped.cancelled"].endswith(f"CancelledError: without a message ({place})")
@@ -595,8 +593,7 @@ async def test_an_episode_dropped_by_overload_is_lost_without_an_error() -> None
 
     actor, _ = make(Late)
     await play(actor, 1)
-    recorder = actor._services.recorder
-    assert isinstance(recorder, MetricsRecorder)
+    recorder = recorder_of(actor)
     numbers = recorder.summary()
     assert (numbers["fragments_dropped.overloaded"], numbers["games_failed.overloaded"]) == (1, 1)
     assert "agent_errors.on_episode" not in numbers
@@ -619,8 +616,7 @@ async def test_an_end_that_times_out_still_notifies_the_agents_and_counts_lost_e
             await actor.on_end("stop")
     assert log == ["stop"] * agents
     await asyncio.sleep(0)
-    recorder = actor._services.recorder
-    assert isinstance(recorder, MetricsRecorder)
+    recorder = recorder_of(actor)
     numbers = recorder.summary()
     assert numbers["fragments_dropped.cancelled"] == agents
     assert numbers["fragments_dropped.deadline"] == agents
@@ -646,8 +642,7 @@ async def test_a_last_episode_that_an_end_has_no_time_for_fails_the_game_also_if
     end.cancel()
     with pytest.raises(asyncio.CancelledError):
         await end
-    recorder = actor._services.recorder
-    assert isinstance(recorder, MetricsRecorder)
+    recorder = recorder_of(actor)
     numbers = recorder.summary()
     assert numbers["fragments_dropped.deadline"] == numbers["games_failed.on_episode"] == 1
     assert not [name for name in numbers if name.startswith("episode_return")], "it lacks the last episode"
@@ -661,8 +656,7 @@ async def test_an_on_session_end_that_hangs_is_an_error_with_its_location() -> N
     actor, _ = make(Hangs)
     await actor.start("s", b"{}")
     await timed_out(actor.on_end("stop"))
-    recorder = actor._services.recorder
-    assert isinstance(recorder, MetricsRecorder)
+    recorder = recorder_of(actor)
     assert recorder.summary()["games_failed.on_session_end"] == 1
     assert line_of(Hangs.on_session_end, "sleep") in recorder.notes()["agent_errors.on_session_end"]
 

@@ -27,7 +27,8 @@ from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.contract_ticks import Tick
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.metrics import Recorder
-from brayx.types import Forward, Fragment
+from brayx.types import Forward
+from tests.unit.replay.made import Box
 
 DISCRETE = {
     "contract": 1,
@@ -68,14 +69,6 @@ class Fixed:
         return self
 
 
-class Buffer:
-    def __init__(self) -> None:
-        self.fragments: list[Fragment] = []
-
-    def push(self, *fragments: Fragment) -> None:
-        self.fragments += fragments
-
-
 class Game:
     """A session of an actor with the agent, and what it left."""
 
@@ -87,7 +80,7 @@ class Game:
         parts: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        self.contract, self.model, self.buffer, self.recorder = dict(contract), model, Buffer(), Recorder()
+        self.contract, self.model, self.buffer, self.recorder = dict(contract), model, Box(), Recorder()
         agent = AgentConfig(module="brayx.actor.contract_agent", class_name="ContractAgent")
         job = {"mode": mode, "seed": 0, "agent": {"options": {}}, "contract": Contract.parse(contract).as_dict()}
         job.update(parts or {})

@@ -16,20 +16,8 @@ from brayx.errors import AgentError, BadBody, BadResult, ConfigError, SessionErr
 from brayx.league.config import LeagueConfig
 from brayx.league.ledger import Ledger
 from brayx.metrics import Recorder
-from brayx.types import Fragment
 from tests.unit.league.play import Playing
-
-Pushed = list[Fragment]
-
-
-class Kept:
-    """A replay buffer that keeps what is pushed."""
-
-    def __init__(self) -> None:
-        self.pushed: Pushed = []
-
-    def push(self, *fragments: Fragment) -> None:
-        self.pushed.extend(fragments)
+from tests.unit.replay.made import Box
 
 
 class Player(Agent):
@@ -49,7 +37,7 @@ class Seats:
 
     def __init__(self, league: Playing) -> None:
         self.league = league
-        self.buffers = {label: Kept() for label in ("main", "random")}
+        self.buffers = {label: Box() for label in ("main", "random")}
         self.recorders = {label: Recorder() for label in self.buffers}
         self.left: list[str] = []
 
@@ -94,31 +82,34 @@ async def start(actors: dict[str, AgentActor]) -> None:
         await actor.start(session, b"")
 
 
+async def started(seats: Seats, **agents: type[Agent]) -> tuple[dict[str, AgentActor], dict[str, str]]:
+    """`two` that play, and the session of each player."""
+    actors = two(seats, **agents)
+    await start(actors)
+    return actors, by_player(actors, seats)
+
+
 def by_player(actors: dict[str, AgentActor], seats: Seats) -> dict[str, str]:
     """The session of each player."""
     return {seats.league.assign("g", session).player: session for session in actors}
 
 
 async def test_each_session_is_played_by_its_player_and_only_the_learners_data_are_learned_from(seats: Seats) -> None:
-    actors = two(seats)
-    await start(actors)
-    sessions = by_player(actors, seats)
+    actors, sessions = await started(seats)
     for player, session in sessions.items():
         replies = [json.loads(await actors[session].tick(b"{}")) for _ in range(2)]
         script = [{"by": "script", "tick": tick} for tick in range(2)]
         assert replies == (script if player == "random" else [{"by": "agent"}] * 2)
         await actors[session].stop(b'{"result": "draw"}')
         await actors[session].on_end("stop")
-    assert len(seats.buffers["main"].pushed) == 1
-    assert not seats.buffers["random"].pushed
+    assert len(seats.buffers["main"].fragments) == 1
+    assert not seats.buffers["random"].fragments
     assert seats.recorders["main"].drain()[0]["episode_return", ""].count == 1
     assert seats.recorders["random"].empty
 
 
 async def test_a_result_in_the_stop_is_kept_before_the_stop_is_answered(seats: Seats) -> None:
-    actors = two(seats)
-    await start(actors)
-    sessions = by_player(actors, seats)
+    actors, sessions = await started(seats)
     await actors[sessions["main"]].stop(b'{"result": "win"}')
     assert seats.league.counters()["counted"] == 0
     await actors[sessions["random"]].stop(b'{"result": "loss"}')
@@ -130,9 +121,7 @@ async def test_an_agent_may_report_the_result_instead(seats: Seats) -> None:
     class Own(Player):
         """Its game's stop says nothing that the league reads."""
 
-    actors = two(seats, agent=Own)
-    await start(actors)
-    sessions = by_player(actors, seats)
+    actors, sessions = await started(seats, agent=Own)
     await actors[sessions["main"]].tick(b"{}")
     await actors[sessions["main"]].stop(b'{"agent_says": "loss"}')
     await actors[sessions["main"]].on_end("stop")
@@ -143,9 +132,7 @@ async def test_an_agent_may_report_the_result_instead(seats: Seats) -> None:
 
 
 async def test_a_game_that_is_broken_off_counts_for_nothing(seats: Seats) -> None:
-    actors = two(seats)
-    await start(actors)
-    sessions = by_player(actors, seats)
+    actors, sessions = await started(seats)
     await actors[sessions["main"]].stop(b'{"result": "win"}')
     await actors[sessions["random"]].on_end("disconnect")
     assert seats.league.counters() == {"counted": 0, "broken_off": 1, "contradictory": 0, "refused": 0}
@@ -153,9 +140,7 @@ async def test_a_game_that_is_broken_off_counts_for_nothing(seats: Seats) -> Non
 
 @pytest.mark.parametrize("bad", ['"victory"', "true", "null", '{"red": "win"}'])
 async def test_a_bad_result_is_refused_and_the_stop_may_be_sent_again(seats: Seats, bad: str) -> None:
-    actors = two(seats)
-    await start(actors)
-    sessions = by_player(actors, seats)
+    actors, sessions = await started(seats)
     with pytest.raises(BadResult, match="'win', 'draw', 'loss'") as refused:
         await actors[sessions["main"]].stop(f'{{"result": {bad}}}'.encode())
     assert isinstance(refused.value, BadBody)  # which does not end the session

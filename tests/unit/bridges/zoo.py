@@ -101,11 +101,9 @@ class Race(ParallelEnv):
         return seen, rewards, terminations, truncations, infos
 
 
-class Secrets(ParallelEnv):
-    """Each of two agents sees its own number and earns 1 for the other's, so it needs a message to know it."""
+class Numbers:
+    """What an agent sees and does is a number."""
 
-    metadata = {"name": "secrets_v0"}
-    possible_agents = ["left", "right"]
     render_mode = None
     ROUNDS = 5
 
@@ -113,9 +111,14 @@ class Secrets(ParallelEnv):
     def observation_space(self, agent: str) -> gymnasium.Space[Any]:
         return gymnasium.spaces.Discrete(1000)
 
-    @functools.cache  # noqa: B019
-    def action_space(self, agent: str) -> gymnasium.Space[Any]:
-        return gymnasium.spaces.Discrete(1000)
+    action_space = observation_space
+
+
+class Secrets(Numbers, ParallelEnv):
+    """Each of two agents sees its own number and earns 1 for the other's, so it needs a message to know it."""
+
+    metadata = {"name": "secrets_v0"}
+    possible_agents = ["left", "right"]
 
     def _see(self) -> tuple[dict[str, int], dict[str, Any]]:
         self.secret = {agent: int(self.random.integers(1000)) for agent in self.possible_agents}
@@ -141,21 +144,11 @@ class Secrets(ParallelEnv):
         return seen, rewards, over, dict.fromkeys(over, False), infos
 
 
-class Whispers(AECEnv):
+class Whispers(Numbers, AECEnv):
     """``first`` and ``second`` take five turns each: the first sees a number, the second earns 1 for naming it."""
 
     metadata = {"name": "whispers_v0"}
     possible_agents = ["first", "second"]
-    render_mode = None
-    ROUNDS = 5
-
-    @functools.cache  # noqa: B019
-    def observation_space(self, agent: str) -> gymnasium.Space[Any]:
-        return gymnasium.spaces.Discrete(1000)
-
-    @functools.cache  # noqa: B019
-    def action_space(self, agent: str) -> gymnasium.Space[Any]:
-        return gymnasium.spaces.Discrete(1000)
 
     def observe(self, agent: str) -> np.int64:
         return np.int64(self.secret if agent == "first" else 0)

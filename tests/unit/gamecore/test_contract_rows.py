@@ -210,25 +210,13 @@ def test_packed_rows_are_refused_at_each_length_and_with_unknown_flags() -> None
         small.decode(body[:11] + b"\1" + body[12:])
 
 
-def test_rows_of_large_observations_are_bounded() -> None:
-    large = Contract.parse(
-        {
-            "contract": 1,
-            "observations": {"units": {"kind": "entities", "shape": [60000, 100]}},
-            "actions": {"push": {"kind": "discrete", "size": 2}},
-        }
-    )
-    with pytest.raises(BadBody, match="agent has 3 rows, expected 1 to 2"):
-        bytes(RowBodies(large).decoded_rows([1, 2, 3], [[], [], []]))
-
-
-def test_rows_of_many_choices_are_bounded() -> None:
-    many = Contract.parse(
-        {
-            "contract": 1,
-            "observations": {"vector": {"shape": [1]}},
-            "actions": {"push": {"kind": "discrete", "size": 65535}},
-        }
-    )
-    with pytest.raises(BadBody, match="agent has 257 rows, expected 1 to 256"):
-        bytes(RowBodies(many).decoded_rows(range(257), [[0]] * 257))
+@pytest.mark.parametrize(
+    ("observations", "choices", "rows", "most"),
+    [({"units": {"kind": "entities", "shape": [60000, 100]}}, 2, 3, 2), ({"vector": {"shape": [1]}}, 65535, 257, 256)],
+    ids=["large observations", "many choices"],
+)
+def test_rows_are_bounded(observations: dict[str, Any], choices: int, rows: int, most: int) -> None:
+    actions = {"push": {"kind": "discrete", "size": choices}}
+    contract = Contract.parse({"contract": 1, "observations": observations, "actions": actions})
+    with pytest.raises(BadBody, match=f"agent has {rows} rows, expected 1 to {most}"):
+        bytes(RowBodies(contract).decoded_rows(range(rows), [[0]] * rows))

@@ -125,21 +125,27 @@ def test_what_is_not_one_registered_version_is_refused_before_any_game(
     assert "game 1" not in done.stderr
 
 
-def test_a_replica_that_is_behind_while_the_games_go_on_is_noticed(evaluate: Run, service: Any, pool: str) -> None:
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (  # neither the first status request nor the last
+            {"others": {2: {"model": ["models:/cart/1"]}}},
+            "during the games sessions got models:/cart/1, models:/cart/2: none is rated",
+        ),
+        (
+            {"registered": {"model": ["models:/cart/1"]}, "then": {"model": ["models:/cart/2"]}},
+            "the first games were of cart version 1, the last of 2: neither is rated",
+        ),
+    ],
+    ids=["a replica that is behind", "a new version"],
+)
+def test_games_of_two_versions_rate_neither(
+    evaluate: Run, service: Any, pool: str, changed: dict[str, Any], said: str
+) -> None:
     table, url = service
-    table.others = {2: {"model": ["models:/cart/1"]}}  # neither the first status request nor the last
+    vars(table).update(changed)
     done = evaluate(url, "--rate")
     assert done.returncode == 2
-    assert "during the games sessions got models:/cart/1, models:/cart/2: none is rated" in done.stderr
-    assert "over 3 games" in done.stdout
-    assert {find(f"models:/cart/{version}", pool).tags["rating"] for version in (1, 2)} == {"5.0"}
-
-
-def test_games_of_two_versions_rate_neither(evaluate: Run, service: Any, pool: str) -> None:
-    table, url = service
-    table.registered, table.then = {"model": ["models:/cart/1"]}, {"model": ["models:/cart/2"]}
-    done = evaluate(url, "--rate")
-    assert done.returncode == 2
-    assert "the first games were of cart version 1, the last of 2: neither is rated" in done.stderr
+    assert said in done.stderr
     assert "over 3 games" in done.stdout
     assert {find(f"models:/cart/{version}", pool).tags["rating"] for version in (1, 2)} == {"5.0"}

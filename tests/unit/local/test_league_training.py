@@ -26,6 +26,7 @@ from brayx.replay.buffer import NullBuffer
 from brayx.types import Fragment
 from tests.unit.league.play import Playing
 from tests.unit.model.test_acting import OBS, Scale, factor
+from tests.unit.replay.made import Box
 
 SUM = float(OBS.sum())
 VERSIONS = range(1, 6)
@@ -50,16 +51,6 @@ def by_script(state):
     state.output = {"by": "script"}
 
 
-class Kept:
-    """A replay buffer that keeps what is pushed."""
-
-    def __init__(self):
-        self.pushed = []
-
-    def push(self, *fragments):
-        self.pushed.extend(fragments)
-
-
 class Played:
     """A league of two learners and a script, and all that it is made of."""
 
@@ -76,7 +67,7 @@ class Played:
         self.fetched = []
         self.snapshots = LocalModel(engine(), max_versions=2, fetch=self.fetch)
         self.learning = {
-            name: LearningPlayer(LocalModel(engine()), {"games": Kept()}, Recorder()) for name in self.league.learners
+            name: LearningPlayer(LocalModel(engine()), {"games": Box()}, Recorder()) for name in self.league.learners
         }
         self.numbers = Recorder()
         self.games = itertools.count()
@@ -111,7 +102,7 @@ class Played:
         """A learner restarts, with other parts."""
         before = self.learning[name].model
         model = LocalModel(engine(), version=version, weights=factor(value))
-        self.learning[name] = LearningPlayer(model, {"games": Kept()}, Recorder())
+        self.learning[name] = LearningPlayer(model, {"games": Box()}, Recorder())
         self.players.replace(name, before, self.learning[name])
         return self.learning[name]
 
@@ -149,16 +140,16 @@ async def test_only_the_seat_of_the_learner_that_the_game_is_for_is_learned_from
     await finish(actors["main"], "win")
     await finish(actors["rival"], "loss")
     main, rival = played.learning["main"], played.learning["rival"]
-    assert len(main.buffers["games"].pushed) == 1
+    assert len(main.buffers["games"].fragments) == 1
     assert main.numbers.summary()["episode_return"] == 1.0
-    assert rival.buffers["games"].pushed == []
+    assert rival.buffers["games"].fragments == []
     assert rival.numbers.empty
     assert played.numbers.summary() == {"league_games.counted": 1.0}
 
     actors = await played.game("rival", "main")
     await tick(actors["rival"])
     await finish(actors["rival"], "draw")
-    assert len(rival.buffers["games"].pushed) == 1, "the other learner has its own games"
+    assert len(rival.buffers["games"].fragments) == 1, "the other learner has its own games"
 
 
 def test_a_session_waits_for_the_learner_that_learns_from_it():
@@ -186,7 +177,7 @@ async def test_the_faults_of_an_opponent_are_counted_and_no_learner_s(played):
     assert {name.partition(".")[0] for name in counted} == {"agent_errors", "games_failed"}
     assert all(value == 1.0 for value in counted.values())
     assert played.learning["rival"].numbers.empty
-    assert played.learning["rival"].buffers["games"].pushed == []
+    assert played.learning["rival"].buffers["games"].fragments == []
 
 
 async def test_a_script_plays_without_a_model(played):
@@ -205,7 +196,7 @@ async def test_a_learner_that_is_replaced_has_other_parts_in_games_from_then_on(
     assert (await tick(actors["main"]))["version"] == 7
     assert (await tick(before["main"]))["version"] == 0
     await finish(actors["main"], "draw")
-    assert len(after.buffers["games"].pushed) == 1
+    assert len(after.buffers["games"].fragments) == 1
 
 
 async def test_a_model_that_was_replaced_is_closed_when_the_last_session_that_acts_with_it_has_ended(played):
@@ -280,7 +271,7 @@ async def test_a_snapshot_acts_with_its_weights_which_are_fetched_when_they_are_
             assert frozen.fetched == [*VERSIONS] * turn + [*range(1, version + 1)], "once, not at each tick"
             for label in actors:
                 await finish(actors[label], "draw")
-    assert len(frozen.learning["main"].buffers["games"].pushed) == 2 * len(VERSIONS)
+    assert len(frozen.learning["main"].buffers["games"].fragments) == 2 * len(VERSIONS)
 
 
 async def test_a_snapshot_whose_file_is_missing_is_named_with_those_that_are_there(frozen):
