@@ -52,7 +52,7 @@ class _Episode:
 class ContractAgent(Agent):
     """Samples from the policy while training, takes the most probable action when serving.
 
-    Options: ``model``, the model that it asks, and ``buffer``, which gets its fragments.
+    Options: ``model``, the model that it asks, and ``buffer``, which gets its fragments; None: none does.
     """
 
     def __init__(self, name: str, config: Mapping[str, Any], state: State) -> None:
@@ -156,7 +156,8 @@ class ContractAgent(Agent):
             services.outcome.lost = ""
             self._episodes = {agent: _Episode(math.nan) for agent in {*self._episodes, *rows.agent.tolist()}}
         pieces = [*self._trajectories.cut(rows, done=done)]
-        if fragments := [piece.fragment for piece in pieces if piece.fragment is not None]:
+        fragments = [piece.fragment for piece in pieces if piece.fragment is not None]
+        if fragments and self.buffer is not None:
             push(self.buffer, *fragments)  # in one call, which counts and looks for a batch once
         for piece in pieces:
             self._count(piece)

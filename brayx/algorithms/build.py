@@ -260,7 +260,7 @@ def check_enough(config: AlgorithmConfig, *, num_steps: int, batches: float, bat
 
     Args:
         config: options of the algorithm.
-        num_steps: transitions in the training.
+        num_steps: transitions in the training; 1 only registers what an interrupted one has learned.
         batches: number of batches made of these.
         batch_steps: transitions in a batch.
         change: options to change to get more gradient steps, for the message.
@@ -269,7 +269,7 @@ def check_enough(config: AlgorithmConfig, *, num_steps: int, batches: float, bat
         ConfigError: names the number of gradient steps, and what to change.
     """
     gradients = batches * config.gradients(batch_steps)
-    if gradients < min(_LEAST_GRADIENTS, num_steps / _MAX_STEPS):
+    if num_steps > 1 and gradients < min(_LEAST_GRADIENTS, num_steps / _MAX_STEPS):
         raise ConfigError(
             f"{num_steps:,} transitions give {gradients:.0f} gradients of algorithm {config.name!r}, of "
             f"{batch_steps:,} transitions each: too few to learn anything; expected {change}",

@@ -68,7 +68,7 @@ class RayTrainee:
         self.config = config = job.trainers[only("trainer", job.trainers)]
         self.clerk = InProcessClerk(trial)
         # First, because an error in them should come before anything is started.
-        weights = initial_weights(config, job.folder, self.clerk.call, self.module)
+        weights = initial_weights(config, job.files_folder, self.clerk.call, self.module)
         if job.contract is not None:
             record_contract(trial, job.contract)
         run = trial.run_id

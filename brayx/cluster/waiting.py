@@ -55,7 +55,7 @@ class WaitingOnRay(WaitingJob):
             self.lobby = RayLobby(self.job, lambda key, answer: hub.answer.remote(key, answer))
             stack.callback(self._end)
             self._urls = self._deploy()
-            parts = self._gamecores, self._urls, self.job.games_folder, self._failed, lambda text: self.say(text)
+            parts = self._gamecores, self._urls, self.job.files_folder, self._failed, lambda text: self.say(text)
             self.games = Gamecores(*parts)
             self.games.__enter__()
             stack.callback(self.games.stop)

@@ -26,10 +26,9 @@ def options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Checks the job, and prints it."""
-    from brayx.jobs.checks import check_files, check_learning
+    from brayx.jobs.checks import check_before_games, check_files, check_learning
     from brayx.jobs.code import check_code
     from brayx.jobs.config import JobConfig
-    from brayx.jobs.contract_model import network_to_build
     from brayx.jobs.contracts import built, by_contract
     from brayx.jobs.options import documented
     from brayx.jobs.sources import Opened
@@ -48,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     opened: Opened = {}
     check_files(job, opened)
     if job.needs_contract:
-        network_to_build(job.as_dict())
+        check_before_games(job)
     elif len(job.trainers) == 1:
         for own in by_contract(job) or [job]:
             check_learning(own, opened)

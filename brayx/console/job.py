@@ -137,7 +137,7 @@ def console_keys(job: JobConfig) -> str:
     Raises:
         ConfigError: other machines can reach the console, and it has no keys; or they cannot be used.
     """
-    file = "" if job.console_keys_file is None else str(Path(job.folder, job.console_keys_file))
+    file = "" if job.console_keys_file is None else str(Path(job.files_folder, job.console_keys_file))
     if file:
         Keys.load(file)
     elif job.console_port is not None and not is_loopback(job.console_host):

@@ -76,6 +76,9 @@ def check_before_games(job: JobConfig) -> str:
     check_code(job, [actor], mode="train")
     network_to_build(job.as_dict())
     check_gamecores(job)
+    recorded = check_sources(job)
+    if not job.behaviours and len(job.trainers) == 1:  # otherwise each behaviour has its own options
+        _check_algorithm(job, {}, recorded)
     return actor
 
 
@@ -186,11 +189,11 @@ def _missing_of_gamecores(job: JobConfig) -> Iterator[str]:
     """One line for each missing program or script of the gamecores' commands, and for a bridge's wrong options."""
     for name in job.actors:
         for index, gamecore in enumerate(gamecores_of(job, name)):
-            problems = list(missing_of(gamecore.command, job.games_folder))
+            problems = list(missing_of(gamecore.command, job.files_folder))
             if (words := shlex.split(gamecore.command))[:3] in BRIDGES:
                 try:
                     build = options_of(words).command
-                    problems += missing_of(build, job.games_folder) if build else ()
+                    problems += missing_of(build, job.files_folder) if build else ()
                 except ConfigError as error:
                     problems.append(error.message)
             yield from (f"{name}.gamecores.{index}.command: {problem}" for problem in problems)
@@ -267,6 +270,8 @@ def _check_algorithm(
             buffer = job.buffers[name]
             fed = any(source.buffer == name for source in feeding.values())
             imitated = algorithm.imitates == "demonstrations" and fed
+            if fed and algorithm.imitates != "nothing" and job.has_contract:
+                _check_not_played_into(job, name, algorithm.name)
             played_into = bool(job.actors) or any(rollout.buffer == name for rollout in job.rollouts.values())
             # Imitated steps may be read any number of times.
             sampler = None if imitated or not (played_into or buffer.sampler != "fifo") else buffer.sampler
@@ -281,6 +286,17 @@ def _check_algorithm(
             )
     except ConfigError as error:
         raise ConfigError(f"{job.file}: {trainer_name}.algorithm: {error.message}", **error.details) from error
+
+
+def _check_not_played_into(job: JobConfig, buffer: str, algorithm: str) -> None:
+    """Refuses a buffer that gets both what the algorithm imitates and what the policy itself plays."""
+    for name, agent in job.agents.items():
+        if agent.options.get("buffer", "buffer") == buffer:
+            raise ConfigError(
+                f"{algorithm!r} would imitate its own play, since {name} fills {buffer!r} like the source: give the "
+                "source its own buffer, which trainer.buffers names, too; to imitate alone, set "
+                f"{name}.options.buffer to null"
+            )
 
 
 def _check_normalised(job: JobConfig, trainer: TrainerConfig) -> None:

@@ -20,7 +20,7 @@ from brayx.errors import ConfigError
 from brayx.jobs.document import JobFile, nearest_file, walk
 from brayx.jobs.former import forget_former
 from brayx.jobs.kinds import BoardConfig, FreeConfig, RenderConfig, SourceConfig
-from brayx.jobs.shipped import TEMPLATES
+from brayx.jobs.shipped import files_folder_of
 from brayx.league.config import LeagueConfig, SelfPlayConfig
 from brayx.model.config import ModelConfig
 from brayx.recording.config import RecordingConfig
@@ -191,9 +191,9 @@ class JobConfig(BaseModel):
         return {**plain, **components}
 
     @property
-    def games_folder(self) -> str:
-        """Working directory of its games: the file's folder; of a job that brayx ships the current one."""
-        return "" if Path(self.folder).resolve() == TEMPLATES.resolve() else self.folder
+    def files_folder(self) -> str:
+        """Where its games run and its relative paths start: `files_folder_of`."""
+        return files_folder_of(self.folder)
 
     @property
     def has_contract(self) -> bool:

@@ -11,3 +11,9 @@ def job_file(path: str | Path) -> str:
     """The file of a job: ``path`` itself if it exists or nothing shipped has its name, else the shipped job."""
     shipped = TEMPLATES / path
     return str(shipped if not Path(path).exists() and shipped.is_file() else path)
+
+
+def files_folder_of(folder: str) -> str:
+    """Where the relative paths of a job start, by its YAML's folder: there; of a job that brayx ships where the command
+    runs, which is ``""``."""
+    return "" if Path(folder).resolve() == TEMPLATES.resolve() else folder

@@ -69,10 +69,12 @@ def check_sources(
                 "policy version 0 and would be dropped; leave it out, or give the source its own buffer",
                 source=name,
             )
-        if source.path is not None and not (job.needs_contract and _needs_contract(source)):
+        if source.path is not None:
             try:
                 if name not in opened:
                     dataset = _dataset(source, job)
+                    if dataset.needs_contract and job.needs_contract:  # the first game says it
+                        continue
                     opened[name] = dataset, dataset.first()
                 dataset, first = opened[name]
                 if layout is not None:
@@ -196,15 +198,8 @@ def _again(build: Callable[[], Any], first: list[Any], number: int, env: ActionS
     return part
 
 
-def _needs_contract(source: SourceConfig) -> bool:
-    """Whether the files are read by the job's contract, which the first game may say."""
-    from brayx.replay.files import format_by_name
-
-    return (source.format or format_by_name(source.path or "")) == "godot"
-
-
 def _dataset(source: SourceConfig, job: JobConfig) -> Dataset:
     assert source.path is not None
-    path = source.path if "://" in source.path else Path(job.folder, source.path)
+    path = source.path if "://" in source.path else Path(job.files_folder, source.path)
     contract = None if job.contract is None else parse_contract(job.contract)
     return dataset(path, source.format, source.fields, source.demonstration, source.only, source.actions, contract)

@@ -170,7 +170,7 @@ def initial_weights(
 
     Args:
         config: options of the trainer.
-        folder: folder of the job's YAML; a relative folder of a checkpoint starts from there.
+        folder: where a relative folder of a checkpoint starts, `JobConfig.files_folder`.
         call: runs ``function(trial, *args)`` in the process that has the trial, and returns its result.
         module: returns the module that learns, which the weights must fit; called only if they are named.
 
@@ -207,7 +207,7 @@ def check_initial_weights(job: JobConfig, name: str, uri: str, resume: bool, run
     if not job.needs_contract:
         module, _ = build_model(job.folder, job.models[config.model].module, config.model, job.as_dict())
     with _telling_option():
-        run(_check_to_start, job.project, name, uri, resume, *_reference_and_layout(config, job.folder, module))
+        run(_check_to_start, job.project, name, uri, resume, *_reference_and_layout(config, job.files_folder, module))
 
 
 @contextlib.contextmanager

@@ -159,7 +159,7 @@ class JobTraining(abc.ABC):
     def gamecores(self, doors: JobDoors | None = None) -> Gamecores:
         """The job's gamecores; ``doors`` as for `Gamecores`."""
         configs = gamecores_of(self.job, self.actor)
-        return Gamecores(configs, self.urls, self.job.games_folder, self._game_failed, self.progress.say, doors)
+        return Gamecores(configs, self.urls, self.job.files_folder, self._game_failed, self.progress.say, doors)
 
     def facts(self) -> Mapping[str, Any]:
         """What else the console shows of the job."""

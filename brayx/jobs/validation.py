@@ -25,6 +25,7 @@ from brayx.jobs.contracts import contracts_of
 from brayx.jobs.document import JobFile, Loc, dotted, nearest, place_of, short, walk
 from brayx.jobs.former import remove_former
 from brayx.jobs.kinds import SourceConfig
+from brayx.jobs.shipped import files_folder_of
 from brayx.league.config import LeagueConfig
 from brayx.replay.config import buffer_options
 from brayx.rollout.component import RolloutComponent
@@ -140,7 +141,8 @@ class Validation:
         component = self._validate(KINDS[kind], value, (name,))
         if isinstance(component, ActorConfig) and component.keys_file is not None:
             # A replica runs in another working directory than the author of the file expects.
-            component = component.model_copy(update={"keys_file": str(Path(self.folder, component.keys_file))})
+            keys_file = Path(files_folder_of(self.folder), component.keys_file).absolute()
+            component = component.model_copy(update={"keys_file": str(keys_file)})
         if component is not None:
             groups[GROUPS[kind]][name] = component
             self._modules(component, (name,))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from brayx import clock as deadlines
 from brayx.errors import AgentError, DeadlineExceeded, StartupError
+from brayx.jobs.gamecores import says_itself
 from brayx.jobs.progress import Progress, error_lines, lost_of
 from brayx.metrics.totals import GAMES, TICKS_THIS_RUN
 
@@ -396,7 +397,8 @@ class Watch:
             self._learns = True
             say(f"it is learning: its first update came with {numbers.get('env_steps', 0.0):,.0f} env steps")
         workers = sum(rollout.running for rollout in self._rollouts)
-        self._progress.update(numbers, gamecores=games.running, workers=workers, note=last, errors=errors)
+        note = "" if says_itself(last) else last
+        self._progress.update(numbers, gamecores=games.running, workers=workers, note=note, errors=errors)
         # A hub that was restarted lacks the version until the next weights.
         self._published = self._published or "policy_version" in numbers
         if not self._published and deadlines.now() - self._began > READY_TIMEOUT_S:

@@ -233,7 +233,7 @@ def _play(
 ) -> tuple[MatchScore, bool]:
     """Runs the gamecores; see `play`."""
     score = games.score()
-    with Gamecores(gamecores_of(job, actor), urls, job.games_folder, say=display.say) as cores:
+    with Gamecores(gamecores_of(job, actor), urls, job.files_folder, say=display.say) as cores:
         try:
             since, counted = clock.now(), 0
             while not score.done:

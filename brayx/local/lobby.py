@@ -58,7 +58,7 @@ class Lobby(WaitingJob):
             self.games = Gamecores(
                 self._gamecores,
                 self.doors.urls,
-                self.job.games_folder,
+                self.job.files_folder,
                 self._failed,
                 lambda text: self.say(text),
                 self.doors,

@@ -73,7 +73,7 @@ class LocalTrainee:
         torch.set_num_threads(config.threads)
         torch.manual_seed(job.seed)
         module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, as_dict)
-        if (weights := initial_weights(config, job.folder, clerk.call, lambda: module)) is not None:
+        if (weights := initial_weights(config, job.files_folder, clerk.call, lambda: module)) is not None:
             start_from(module, weights)
         clerk.later(Trial.log_text, layer_table(module, forward_args), LAYERS_FILE)
         if job.contract is not None:

@@ -161,7 +161,7 @@ def resimulate(
     sides = [side, others or side]
     if not job.actors:
         raise ConfigError(f"{job.file} has no actor to play with: name a job that has one, with --job")
-    if missing := list(missing_of(command, job.games_folder)):
+    if missing := list(missing_of(command, job.files_folder)):
         raise ConfigError(f"--resimulate: {'; '.join(missing)}")
     actor, model = only("actor", job.actors, actor), only("model", job.models, model)
     config = job.actors[actor].model_copy(
@@ -178,7 +178,7 @@ def resimulate(
     try:
         with (
             doors(job, actor, uri, model, sides, _Seating(game), actors) as urls,
-            Gamecores(config.gamecores, urls, job.games_folder, say=say) as cores,
+            Gamecores(config.gamecores, urls, job.files_folder, say=say) as cores,
         ):
             _wait(game, cores, timeout_s, say)
     finally:

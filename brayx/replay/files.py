@@ -34,11 +34,6 @@ _SUFFIXES: dict[str, Format] = {
 }  # fmt: skip
 
 
-def format_by_name(file: str | Path) -> Format | None:
-    """The format that a file's ending says; None: none of them."""
-    return _SUFFIXES.get(Path(file).suffix)
-
-
 class FormatReader(Protocol):
     """A module that reads one format.
 
@@ -111,11 +106,16 @@ class Dataset:
         self.files = [Path(name) for name in sorted(glob.glob(path))]
         if not self.files:
             raise ConfigError(f"{path}: there is no such file", path=path)
-        known_format = format or format_by_name(self.files[0])
+        known_format = format or _SUFFIXES.get(self.files[0].suffix)
         if known_format is None:
             known = ", ".join(_SUFFIXES)
             raise ConfigError(f"{path}: unknown format: expected one of {known}, or the option `format`", path=path)
         self._format = known_format
+
+    @property
+    def needs_contract(self) -> bool:
+        """Whether the files are read by the job's contract."""
+        return self._format == "godot"
 
     def for_env(self, env: ActionSpec | None) -> Dataset:
         """A copy of this dataset that converts the environment's actions to a policy's.

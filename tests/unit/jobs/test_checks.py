@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from brayx.errors import ModelError
-from brayx.jobs.checks import check_job
+from brayx.errors import ConfigError, ModelError
+from brayx.jobs.checks import check_before_games, check_job
 from brayx.jobs.config import JobConfig
 from brayx.jobs.shipped import TEMPLATES
 from tests.unit.conftest import Run
@@ -82,3 +84,31 @@ def test_the_model_must_have_what_each_player_of_a_league_learns_from(options: t
     with pytest.raises(ModelError) as refused:
         check_job(job)
     assert refused.value.message == said
+
+
+SOURCE = "expert={{kind: source, path: {}, demonstration: true, buffer: {}}}"
+NULL = ("agent.options={model: model, buffer: null}",)
+OTHER = ("demonstrations.kind=buffer", "trainer.buffers=[buffer, demonstrations]")
+"""Gives the demonstrations their own buffer."""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "file", "buffer", "more", "said"),
+    [
+        ("bc", "expert.json", "buffer", (), "'bc' would imitate its own play, since agent fills 'buffer'"),
+        ("bc", "expert.json", "buffer", NULL, ""),
+        ("bc", "expert.json", "buffer", (*NULL, "trainer.num_steps=20000"), "give 20 gradients of algorithm 'bc'"),
+        ("bc", "expert.json", "buffer", (*NULL, "trainer.num_steps=1"), ""),  # registers an interrupted one's version
+        ("mixed", "expert.json", "buffer", (), "'mixed' would imitate its own play"),
+        ("mixed", "expert.json", "demonstrations", OTHER, ""),
+        ("bc", "other.json", "buffer", NULL, "source 'expert': other.json: there is no such file"),
+    ],
+)
+def test_demonstrations_are_checked_before_the_game_that_says_how_to_read_them(
+    tmp_path: Path, algorithm: str, file: str, buffer: str, more: Sequence[str], said: str
+) -> None:
+    (tmp_path / "expert.json").write_text("[]")
+    learns = (f"trainer.algorithm={{name: {algorithm}}}", "buffer={kind: buffer}", SOURCE.format(file, buffer))
+    job = JobConfig.load(TEMPLATES / "godot.yaml", [*learns, *more])
+    with contextlib.chdir(tmp_path), pytest.raises(ConfigError, match=said) if said else contextlib.nullcontext():
+        check_before_games(job)

@@ -15,9 +15,9 @@ from brayx.algorithms.ppo import PPOConfig
 from brayx.errors import ConfigError
 from brayx.jobs.config import KINDS, JobConfig
 from brayx.jobs.options import documented
+from brayx.jobs.shipped import TEMPLATES
 from brayx.local.training import Training
 
-TEMPLATES = Path(__file__).parents[3] / "pipelines" / "templates"
 CARTPOLE = TEMPLATES / "cartpole.yaml"
 GAME = TEMPLATES / "game.yaml"
 
@@ -125,6 +125,8 @@ class TestRight:
         for loaded in (JobConfig.load(path), JobConfig.load(path, [f"actor.keys_file={keys_file}"])):
             assert loaded.actors["actor"].keys_file == str(tmp_path / keys_file)
             assert loaded.as_dict()["actor"]["keys_file"] == str(tmp_path / keys_file)
+        shipped = JobConfig.load(TEMPLATES / "godot.yaml", [f"actor.keys_file={keys_file}"])
+        assert shipped.actors["actor"].keys_file == str(elsewhere / keys_file), "a shipped job has no folder of yours"
 
     def test_it_pickles(self, write: Any) -> None:
         job = JobConfig.load(write(JOB))
