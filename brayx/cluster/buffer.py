@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import ray
 from ray.exceptions import RayError
 
 from brayx.cluster.hub import HubClient
-from brayx.cluster.named import WEIGHT_STORE, get_actor
+from brayx.cluster.named import WEIGHT_STORE, get_actor, is_restarted
 from brayx.errors import BadFragment, BrayxError, StartupError
 from brayx.faults import note_of
 from brayx.logs import limited
@@ -68,6 +67,13 @@ class Taken(NamedTuple):
     part: int
     room: bool
     ended: bool
+
+    def rest_of(self, replays: Sequence[Fragment | Columns]) -> list[Fragment | Columns]:
+        """What had no room of the replays that were pushed."""
+        left = list(replays[self.whole :])
+        if left and self.part:
+            left[0] = left[0].after(self.part)
+        return left
 
 
 class BufferActor:
@@ -118,7 +124,7 @@ class BufferActor:
         self._reused = 0
         self._weights = weights
         self._store: Any = None
-        if _is_restarted() if restarted is None else restarted:
+        if is_restarted() if restarted is None else restarted:
             self._count("replay_restarts", 1)
 
     async def config(self) -> BufferConfig:
@@ -136,8 +142,8 @@ class BufferActor:
 
         Args:
             replays: fragments and columns.
-            drop: make room by dropping; otherwise wait for it. A table has no room for a whole fragment at once, so
-                what it does not admit within 5 s is dropped.
+            drop: make room by dropping; otherwise wait for it. A table does not drop: it admits data only as fast as
+                its rate limiter says, and a push waits for that for 5 s.
             timeout_s: longest wait for room if not ``drop``; at most 5 s.
             places: where each replay was pushed, as ``FILE:LINE`` or empty, for the note of a refusal; none: unknown.
         """
@@ -152,22 +158,21 @@ class BufferActor:
             await self._learn_of(replay)
             try:
                 rest: Fragment | Columns | None = replay
+                if drop and self._buffer.table is None and not self._is_over():
+                    self._buffer.push(replay)
+                    rest = None
                 while rest is not None and not self._is_over():
-                    if drop and (self._buffer.table is None or time.monotonic() > deadline):
-                        self._buffer.push(rest)
-                        rest = None
-                    else:
-                        before = _parts(rest)
-                        rest = self._buffer.push_what_fits(rest)
-                        taken = before - _parts(rest)
-                        part += taken
-                        if rest is None:
-                            break
-                        if taken:
-                            self._look()
-                            await self._notify()  # a waiting reader takes a batch, which makes room
-                        if not await self._wait(deadline) and not drop:
-                            break
+                    before = _parts(rest)
+                    rest = self._buffer.push_what_fits(rest)
+                    taken = before - _parts(rest)
+                    part += taken
+                    if rest is None:
+                        break
+                    if taken:
+                        self._look()
+                        await self._notify()  # a waiting reader takes a batch, which makes room
+                    if not await self._wait(deadline):
+                        break
                 if rest is not None:
                     if not self._is_over():
                         break
@@ -379,10 +384,3 @@ def _claimed(replay: Any) -> int | None:
         return int(versions.max(where=mask > 0, initial=-1)) if versions.dtype.kind == "i" else None
     except (AttributeError, IndexError, KeyError, TypeError, ValueError):
         return None
-
-
-def _is_restarted() -> bool:
-    if not ray.is_initialized():
-        return False
-    context = ray.get_runtime_context()
-    return bool(context.get_actor_id() and context.was_current_actor_reconstructed)

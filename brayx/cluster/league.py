@@ -6,6 +6,7 @@ The books are a file on the job's machine, so the actor runs there. If Ray resta
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -14,7 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from brayx.cluster.named import ANSWER_S, call_with_retry, named_actor, on_this_node
+from pydantic import TypeAdapter
+
+from brayx.cluster.named import ANSWER_S, call_with_retry, is_restarted, named_actor, on_this_node
 from brayx.errors import BrayxError, DeadlineExceeded, ModelError
 from brayx.league.config import LeagueConfig
 from brayx.league.games import Game
@@ -63,6 +66,10 @@ class Rival(Learning):
     config: LeagueConfig = field(kw_only=True)
     weights: str = field(kw_only=True)
     done: bool = False
+
+
+_RIVALS, _JOINED = TypeAdapter(dict[str, Rival]), "rivals"
+"""The players of a league of rivals as JSON, and its name in the books."""
 
 
 class Drawn(NamedTuple):
@@ -145,9 +152,12 @@ class _LeagueActor(League):
 
 
 class _RivalsActor(_LeagueActor, Rivals):
-    """`Rivals` as a Ray actor. Players join by `due_of`, so that they do so again when it has restarted."""
+    """`Rivals` as a Ray actor. Players join by `due_of`; a restarted actor finds them in the books."""
 
-    def __init__(self, books: str, seed: int, learning: Mapping[str, Rival]) -> None:
+    def __init__(self, books: str, seed: int, learning: Mapping[str, Rival], restarted: bool | None = None) -> None:
+        if is_restarted() if restarted is None else restarted:
+            with contextlib.closing(Ledger(books)) as ledger:
+                learning = {**learning, **_RIVALS.validate_json(ledger.fact(_JOINED) or "{}")}
         configs: Any = {name: rival.config for name, rival in learning.items()}
         super().__init__(configs, books, "", seed, learning)
 
@@ -160,6 +170,8 @@ class _RivalsActor(_LeagueActor, Rivals):
     def due_of(self, player: str, env_steps: int, learning: Mapping[str, Rival]) -> str:  # type: ignore[override]
         for name in learning.keys() - self._configs.keys():
             self.join(name, learning[name].config)
+        if learning != self._learning:
+            self._ledger.write_fact(_JOINED, _RIVALS.dump_json(dict(learning)).decode())
         return super().due_of(player, env_steps, learning)
 
     def weights(self, version: int, player: str) -> Weights:

@@ -11,11 +11,9 @@ import contextvars
 import secrets
 import time
 import uuid
-import warnings
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import ray
 from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
 
 from brayx.actor.ownership import Lease, SessionSnapshot
@@ -30,7 +28,7 @@ from brayx.cluster.directory import (
     DirectoryRecovering,
     Renewal,
 )
-from brayx.cluster.named import HEAD, named_actor, unwrap
+from brayx.cluster.named import HEAD, is_restarted, named_actor, unwrap
 from brayx.cluster.peers import Peers
 from brayx.cluster.ray_private import KeyValueStore
 from brayx.errors import BrayxError, Overloaded, StartupError
@@ -174,9 +172,7 @@ class _DirectoryActor(Directory):
     """
 
     def __init__(self, name: str) -> None:
-        with warnings.catch_warnings():  # Ray's property calls deprecated functions of Ray
-            warnings.simplefilter("ignore")
-            restarted = ray.get_runtime_context().was_current_actor_reconstructed
+        restarted = is_restarted()
         store = renewals(name)
         renewed = store.read_all()
         if not restarted:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+import warnings
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -86,6 +87,16 @@ def end_actor(actor: Any) -> None:
     if actor is not None:
         with contextlib.suppress(RayError):
             ray.kill(actor)
+
+
+def is_restarted() -> bool:
+    """Whether this process is that of an actor which replaces one that died."""
+    if not ray.is_initialized():
+        return False
+    with warnings.catch_warnings():  # Ray's property calls deprecated functions of Ray
+        warnings.simplefilter("ignore")
+        context = ray.get_runtime_context()
+        return bool(context.get_actor_id() and context.was_current_actor_reconstructed)
 
 
 def is_done(call: Any) -> bool:

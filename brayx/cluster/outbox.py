@@ -1,6 +1,7 @@
 """Pushes to a buffer that never wait: they queue here, and each shard has at most one call in flight.
 
-The replays of a failed call are lost; queued ones are sent with the next call. Knows nothing of how shards store them.
+The replays of a failed call are lost; queued ones are sent with the next call, and so is what a table did not admit
+yet. Knows nothing of how shards store them.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Lane:
     Attributes:
         shard: the actor.
         call: number of the last call.
-        sending: replays of the call in flight; empty: there is no such call.
+        sending: replays of the call in flight, and where each was pushed; empty: there is no such call.
         since: time of that call, on the monotonic clock.
         room: the shard had room, by its last answer.
         down_until: time on the monotonic clock; no call before then, because the last one failed.
@@ -43,7 +44,7 @@ class Lane:
 
     shard: Shard
     call: int = 0
-    sending: list[Replay] = field(default_factory=list)
+    sending: list[tuple[Replay, str]] = field(default_factory=list)
     since: float = 0.0
     room: bool = True
     down_until: float = 0.0
@@ -85,20 +86,11 @@ class Outbox:
 
     def push(self, replays: tuple[Replay, ...]) -> None:
         """Sends replays with the next call; returns at once. Safe from any thread."""
-        lost = 0
         # Only once a replay was refused: walking the stack costs some 3 µs, which good pushes need not pay.
         place = called_from() if self._name_places else ""
         with self._lock:
-            closed = self.closed
-            if not closed:
-                self._pending.extend((replay, place) for replay in replays)
-            while len(self._pending) > self._max_pending:
-                lost += transitions(self._pending.popleft()[0])
-        if closed:
-            self.drop("closed", sum(map(transitions, replays)))
-            return
-        if lost:
-            self.drop("full", lost)
+            self._pending.extend((replay, place) for replay in replays)
+        self._drop_surplus()
         self._give_up_if_overdue()
         self._send()
 
@@ -118,13 +110,10 @@ class Outbox:
         self.flush(timeout_s)
         with self._lock:
             self.closed = True
-            lost = sum(transitions(replay) for replay, _ in self._pending)
-            self._pending.clear()
             if self._retry is not None:
                 self._retry.cancel()
                 self._retry = None
-        if lost:
-            self.drop("closed", lost)
+        self._drop_surplus()
 
     def drop(self, reason: str, transitions: int) -> None:
         """Counts dropped transitions."""
@@ -133,6 +122,16 @@ class Outbox:
         if self._recorder is not None:
             self._recorder.add("replay_dropped", transitions, label=reason)
 
+    def _drop_surplus(self) -> None:
+        """Drops the oldest of more than ``max_pending`` queued replays; after `close` all of them."""
+        lost = 0
+        with self._lock:
+            reason, most = ("closed", 0) if self.closed else ("full", self._max_pending)
+            while len(self._pending) > most:
+                lost += transitions(self._pending.popleft()[0])
+        if lost:
+            self.drop(reason, lost)
+
     def _send(self) -> None:
         while True:
             with self._lock:
@@ -140,11 +139,11 @@ class Outbox:
                 if lane is None:
                     self._retry_if_stuck()
                     return
-                replays, places = [replay for replay, _ in self._pending], [place for _, place in self._pending]
+                lane.sending, lane.since = [*self._pending], time.monotonic()
                 self._pending.clear()
                 lane.call += 1
                 call = lane.call
-                lane.sending, lane.since = replays, time.monotonic()
+                replays, places = ([*parts] for parts in zip(*lane.sending, strict=True))
             try:
                 future = lane.shard.actor.push.remote(replays, places=places).future()
             except Exception as error:  # Ray's errors for an invalid handle
@@ -154,7 +153,7 @@ class Outbox:
 
     def _next_lane(self) -> Lane | None:
         """The shard for the queued pushes; None: no shard is free."""
-        if not self._pending:
+        if self.closed or not self._pending:
             return None
         now = time.monotonic()
         up = [lane for lane in self._lanes if lane.down_until <= now]
@@ -172,11 +171,11 @@ class Outbox:
         if error is not None:
             self._failed(lane, call, error)
             return
-        answer = done.result()
-        if isinstance(answer, Taken):
-            lane.room = answer.room
-            self._name_places = self._name_places or answer.refused > 0
-        if self._done(lane, call) is not None:
+        answer: Taken = done.result()
+        lane.room = answer.room
+        self._name_places = self._name_places or answer.refused > 0
+        if self._done(lane, call, answer) is not None:
+            self._drop_surplus()
             self._send()
 
     def _failed(self, lane: Lane, call: int, error: BaseException) -> None:
@@ -184,7 +183,7 @@ class Outbox:
         if replays is None:
             return
         logger.warning("a push to the replay buffer failed: %s", first_line(error))
-        self.drop("buffer_lost", sum(map(transitions, replays)))
+        self.drop("buffer_lost", sum(transitions(replay) for replay, _ in replays))
         with self._lock:
             lane.down_until = time.monotonic() + RETRY_S
         self._send()
@@ -208,11 +207,16 @@ class Outbox:
         for lane, call in overdue:
             self._failed(lane, call, TimeoutError(f"no answer within {self._push_timeout_s:g} s"))
 
-    def _done(self, lane: Lane, call: int) -> list[Replay] | None:
-        """Settles the call in flight and returns its replays; None if it was settled before."""
+    def _done(self, lane: Lane, call: int, answer: Taken | None = None) -> list[tuple[Replay, str]] | None:
+        """Settles the call in flight and returns its replays; None if it was settled before. Those for which ``answer``
+        says that there was no room are queued again."""
         with self._idle:
             if call != lane.call or not lane.sending:
                 return None
             replays, lane.sending = lane.sending, []
+            if answer is not None:
+                rest = answer.rest_of([replay for replay, _ in replays])
+                places = [place for _, place in replays[answer.whole :]]
+                self._pending.extendleft(reversed([*zip(rest, places, strict=True)]))
             self._idle.notify_all()
             return replays

@@ -37,9 +37,9 @@ class RemoteBuffer:
     """A replay buffer: push from anywhere, iterate in a notebook, stream to a trainer.
 
     A push with ``drop`` returns at once. Each shard has at most one call in flight; pushes in the meantime are queued
-    and all sent with the next call. If more than ``max_pending`` pushes wait, the oldest is dropped and counted. The
-    replays of a failed call are lost; queued ones are sent soon after. A call without an answer for
-    ``push_timeout_s`` counts as failed, though it may still arrive.
+    and all sent with the next call, after what a table did not admit yet. If more than ``max_pending`` pushes wait, the
+    oldest is dropped and counted. The replays of a failed call are lost; queued ones are sent soon after. A call
+    without an answer for ``push_timeout_s`` counts as failed, though it may still arrive.
 
     Args:
         name: name of the buffer.
@@ -249,9 +249,7 @@ class RemoteBuffer:
                 raise ReplayError(said, buffer=self.name) from error
             lane.room = answer.room
             refused, why = refused + answer.refused, why or answer.why
-            left = left[answer.whole :]
-            if left and answer.part:
-                left[0] = left[0].after(answer.part)
+            left = answer.rest_of(left)
             if answer.ended:
                 said = f"buffer {self.name!r} takes no more: its stream has ended"
                 raise ReplayError(said, buffer=self.name, ended=True)

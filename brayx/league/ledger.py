@@ -152,8 +152,13 @@ class Ledger:
 
     def champion(self, player: str = "") -> Member | None:
         """The champion, if there is one; of a player, if each has its own."""
-        rows = self._rows("SELECT value FROM facts WHERE name = ?", f"champion {player}".rstrip())
-        return Member.parse(rows[0][0]) if rows else None
+        label = self.fact(f"champion {player}".rstrip())
+        return Member.parse(label) if label else None
+
+    def fact(self, name: str) -> str:
+        """What `write_fact` wrote; empty: nothing."""
+        rows = self._rows("SELECT value FROM facts WHERE name = ?", name)
+        return str(rows[0][0]) if rows else ""
 
     def incumbents(self) -> list[Member]:
         """Champions from outside the league: the present one, and those that were beaten in its games."""
@@ -218,9 +223,12 @@ class Ledger:
 
     def crown(self, champion: Member, player: str = "") -> None:
         """Writes the champion, or that of a player."""
+        self.write_fact(f"champion {player}".rstrip(), champion.label)
+
+    def write_fact(self, name: str, value: str) -> None:
+        """Writes a text under a name."""
         with self._transaction():
-            fact = f"champion {player}".rstrip(), champion.label
-            self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", fact)
+            self._db.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
     def write_curve(self, member: Member, curve: Sequence[RatingPoint]) -> None:
         """Replaces the curve of a member; one of more than `MAX_POINTS` is thinned out."""

@@ -42,16 +42,23 @@ async def test_end_wakes_a_waiting_reader_and_refuses_pushes():
     assert (await actor.stats())["dropped.ended"] == WHOLE
 
 
-async def test_a_fragment_waits_until_a_table_admits_all_of_it():
+@pytest.mark.parametrize("wait_s", [60.0, 0.0])
+async def test_a_fragment_waits_until_a_table_admits_all_of_it(monkeypatch, wait_s):
+    """What was not admitted within the time of one call is not dropped: the caller pushes it again."""
+    monkeypatch.setattr("brayx.cluster.buffer.MAX_WAIT_S", wait_s)
     actor = BufferActor(changed(size=10, sampler="uniform", unroll_length=1, batch_size=2, samples_per_insert=2.0))
-    reader = await actor.attach()
-    pushing = asyncio.create_task(actor.push([fragment(9)]))
-    while not pushing.done():
-        if (await actor.next_batch(reader, 0.01)).batch is not None:
-            await actor.ack()
+    reader, left, calls = await actor.attach(), [fragment(4), fragment(5)], 0
+    while left:
+        pushing = asyncio.create_task(actor.push(left))
+        while not pushing.done():
+            if (await actor.next_batch(reader, 0.0)).batch is not None:
+                await actor.ack()
+            await asyncio.sleep(0)
+        left, calls = pushing.result().rest_of(left), calls + 1
     stats = await actor.stats()
-    assert (pushing.result().whole, stats["pushed"], stats["inserts"]) == (1, 9, 9)
+    assert (stats["pushed"], stats["inserts"]) == (9, 9)
     assert "dropped.rate_limited" not in stats
+    assert (calls == 1) == (wait_s > 0)
 
 
 async def test_end_may_drain_first():

@@ -19,6 +19,7 @@ from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.shards import Shard, Shards
 from brayx.errors import BadFragment, ConfigError, DeadlineExceeded, ReplayError
 from brayx.metrics import Recorder
+from brayx.replay.packing import transitions
 from tests.unit.replay.made import CONFIG, changed, columns, fragment
 from tests.waiting import until
 
@@ -33,7 +34,7 @@ class Calls:
     def remote(self, replays, drop=True, timeout_s=0.0, places=()):
         future = Future()
         self.made.append((len(replays), future))
-        self.waits, self.places = (drop, timeout_s), places
+        self.waits, self.places, self.sizes = (drop, timeout_s), places, [*map(transitions, replays)]
         return SimpleNamespace(future=lambda: future, replays=replays)
 
 
@@ -89,6 +90,21 @@ def test_fragments_behind_a_failed_call_are_sent_without_another_push(calls):
     assert remote.flush(5)
     assert remote.dropped == {"buffer_lost": 1}
     remote.close()
+
+
+def test_what_a_table_did_not_admit_yet_is_pushed_again_before_the_rest(calls):
+    remote = buffer((calls, ""), max_pending=2)
+    remote.push(fragment(3), fragment(4))
+    remote.push(fragment(5))
+    calls.made[0][1].set_result(taken(part=2, room=False))
+    assert remote.dropped == {"full": 1}, "the oldest of three that wait"
+    assert calls.sizes == [4, 5]
+    calls.made[1][1].set_result(taken(1, 1, room=False))
+    assert calls.sizes == [4]
+    remote.close(0)
+    assert remote.dropped == {"full": 1}
+    calls.made[2][1].set_result(taken(room=False))
+    assert remote.dropped == {"full": 1, "closed": 4}
 
 
 def test_a_malformed_fragment_is_counted_and_blocks_nothing(calls):

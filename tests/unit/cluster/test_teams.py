@@ -164,7 +164,8 @@ async def test_behaviours_of_different_teams_learn_in_turns_against_each_other_s
         )
         for name in ("striker", "keeper")
     }
-    actor = Actor(lambda: _RivalsActor(str(tmp_path / "books.sqlite"), 0, {"striker": learning["striker"]}))
+    parts = str(tmp_path / "books.sqlite"), 0, {"striker": learning["striker"]}
+    actor = Actor(lambda: _RivalsActor(*parts, restarted=True))
     monkeypatch.setattr(module, "find_actor", lambda name: actor if name == "rivals" else None)
     monkeypatch.setattr(module, "SnapshotModel", lambda snapshots, version: snapshots)
     group = GroupInReplica(CONFIG)
@@ -194,10 +195,11 @@ async def test_behaviours_of_different_teams_learn_in_turns_against_each_other_s
         assert len(other.buffer.fragments) == before, "what its past did is not learned from"
         names = [behaviour.teams.players.name for behaviour in (learns, other)]
         assert actor.league.payoff.pair(Member(names[0]), Member(names[1], 1)).wins == 1
-    actor.restart()
     learning["striker"] = replace(learning["striker"], done=True)
     actor.league.due_of("keeper", 0, learning)
-    assert actor.league.players() == {"the striker": "striker", "the keeper": "keeper"}, "it has joined again"
+    actor.restart()
+    assert actor.league.players() == {"the striker": "striker", "the keeper": "keeper"}
+    assert actor.league.meet("game", ["keeper"], ["striker"]).members[0] == Member("keeper")
     await keeper.teams.look()
     assert striker.teams.players.sides.done == {"striker"}
     for session in waiting:
