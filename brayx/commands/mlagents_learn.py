@@ -130,8 +130,8 @@ def _started(learn: LearnOptions, job: JobConfig, uri: str) -> tuple[JobConfig, 
     given, name = learn.checkpoints, job.trial
     if given.inference:
         raise ConfigError(
-            f"--inference learns nothing: serve the champion, brayx serve unity.yaml --set project={job.project!r}, "
-            f"and run {gamecores_of(job, 'actor')[0].command.replace('{tcp_url}', 'tcp://127.0.0.1:8101')}"
+            f"--inference learns nothing: serve the champion, {learn.serve_command(job)}, and run "
+            f"{gamecores_of(job, 'actor')[0].command.replace('{tcp_url}', 'tcp://127.0.0.1:8101')}"
         )
     try:
         runs = [

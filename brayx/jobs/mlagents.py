@@ -37,6 +37,8 @@ from brayx.jobs.shipped import TEMPLATES
 from brayx.text_files import read_text
 
 _TEMPLATE = "unity.yaml"
+_MODEL = ("network", "trainer.algorithm", "behaviours")
+"""Options by which a model is built."""
 _CLIP_END = 0.1
 """Clip range at the end of a linear ``epsilon_schedule``."""
 _DEMONSTRATIONS = "demonstrations"
@@ -78,10 +80,18 @@ class LearnOptions:
         Raises:
             ConfigError: an option has a value that the job does not take.
         """
-        options = {"project": self.project, **self.job}
         text = (TEMPLATES / _TEMPLATE).read_text(encoding="utf-8")
-        given = [f"{path}={json.dumps(value)}" for path, value in options.items()]
+        given = [f"{path}={json.dumps(value)}" for path, value in {"project": self.project, **self.job}.items()]
         return JobConfig.parse(text, Path(_TEMPLATE).absolute(), _TEMPLATE, [*given, *overrides])
+
+    def serve_command(self, job: JobConfig) -> str:
+        """The command that serves the champions of the loaded job, each with the model that it was trained with."""
+        if job.other_behaviours == "refuse" and len(job.behaviours) == 1:
+            return f"brayx serve models:/{job.project}@champion"
+        model = {path: value for path, value in self.job.items() if path.startswith(_MODEL)}
+        given = {"project": job.project, **model}.items()
+        words = [part for path, value in given for part in ("--set", f"{path}={json.dumps(value)}")]
+        return shlex.join(["brayx", "serve", _TEMPLATE, *words])
 
 
 def learn_options(config: str | None, flags: Mapping[str, Mapping[str, Any]]) -> LearnOptions:

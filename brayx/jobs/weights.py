@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 from brayx.engines import FROZEN
-from brayx.errors import ModelNotFound
+from brayx.errors import BadWeights, ModelNotFound
 from brayx.jobs.config import JobConfig, pool_name
 from brayx.model.arms import Followed, WeightSource
 from brayx.model.config import ModelConfig
@@ -122,16 +122,23 @@ def acting_from(
         with checkpoint_folder(checkpoint, source.tracking) as folder:
             read_version, weights = read_checkpoint(folder)
         version = read_version if source.version is None else source.version
-    return ActingModel(
-        config,
-        module,
-        example,
-        sink,
-        version=version,
-        weights=weights,
-        engine=lambda: engine_from(config, module, example, checkpoint, source.tracking, source.version)[0],
-        fetch=fetch,
-    )
+    try:
+        return ActingModel(
+            config,
+            module,
+            example,
+            sink,
+            version=version,
+            weights=weights,
+            engine=lambda: engine_from(config, module, example, checkpoint, source.tracking, source.version)[0],
+            fetch=fetch,
+        )
+    except BadWeights as error:
+        raise BadWeights(
+            f"{name}: models:/{source.name}/{version} was trained with other options of the model: {error.message}; "
+            f"`brayx serve models:/{source.name}/{version}` serves it with its own",
+            **error.details,
+        ) from None
 
 
 def _followed(config: ModelConfig, reference: str) -> Followed | None:

@@ -106,8 +106,10 @@ def calibrate(
     if seed is not None:
         job = job.model_copy(update={"seed": seed})
     if not job.leagues:
-        instead = "; a start may ask for an opponent of self-play by its rating" if job.self_plays else ""
-        raise ConfigError(f"{job.file}: the job has no league, so there is nothing to calibrate{instead}")
+        instead = '; a start asks for an opponent of self-play by points: {"opponent": {"rating": 1100}}'
+        raise ConfigError(
+            f"{job.file}: the job has no league, so there is nothing to calibrate{instead if job.self_plays else ''}"
+        )
     league = job.leagues[only("league", job.leagues)]
     actor = only("actor", job.actors, actor)
     try:

@@ -15,10 +15,12 @@ from brayx.algorithms.mixed import MixedConfig
 from brayx.bridges import unity
 from brayx.commands import mlagents_learn
 from brayx.errors import ConfigError
+from brayx.jobs.config import JobConfig
 from brayx.jobs.contracts import read_contracts
 from brayx.jobs.gamecores import gamecores_of
 from brayx.jobs.mlagents import LearnOptions, learn_options
 from brayx.jobs.mlagents_keys import SECTIONS
+from brayx.jobs.shipped import TEMPLATES
 from brayx.jobs.sources import check_sources
 from tests.unit.replay.test_engine_demos import PEER
 
@@ -279,6 +281,14 @@ behaviors:
     assert algorithms[3].model_dump(include={"clip_param", "epochs"}) == {"clip_param": 0.2, "epochs": 9}
     job = options.load()
     assert job.other_behaviours == "learn", "by default_settings"
+    command = shlex.split(options.serve_command(job))
+    assert command[:4] == ["brayx", "serve", "unity.yaml", "--set"]
+    served = JobConfig.load(TEMPLATES / "unity.yaml", command[4::2])
+    assert served.project == job.project
+    for name, own in zip(("Big", "Small", "Third"), jobs, strict=True):
+        same = served.of_behaviour(name)
+        assert same.configs["network"] == own.configs["network"]
+        assert same.trainers["trainer"].algorithm == own.trainers["trainer"].algorithm
     fourth = job.of_behaviour("Fourth")
     assert fourth.trainers["trainer"].num_steps == 1000
     assert fourth.actors["actor"].episode_length == 64
@@ -287,6 +297,8 @@ behaviors:
 def test_a_behaviour_that_the_file_lacks_is_refused_without_default_settings(tmp_path: Path) -> None:
     job = read(tmp_path, "behaviors: {Big: {time_horizon: 32}, Small: {}}").load()
     assert (job.other_behaviours, [*job.behaviours]) == ("refuse", ["Big", "Small"])
+    single = read(tmp_path, "behaviors: {Big: {time_horizon: 32}}")
+    assert single.serve_command(single.load()) == f"brayx serve models:/{single.project}@champion"
     assert read(tmp_path, "default_settings: {time_horizon: 32}").load().other_behaviours == "learn"
     assert learn_options(None, {}).load().other_behaviours == "learn"
 

@@ -19,7 +19,7 @@ from brayx.commands import cli
 from brayx.engines.base import Engine, save_weights
 from brayx.engines.onnx import OnnxEngine
 from brayx.engines.torch import TorchEngine
-from brayx.errors import BrayxError, ModelNotFound, ServiceFull, Unauthorized
+from brayx.errors import BadWeights, BrayxError, ModelNotFound, ServiceFull, Unauthorized
 from brayx.gamecore.auth import Keys, new_key
 from brayx.gamecore.client import Client
 from brayx.gamecore.status import read_status
@@ -52,10 +52,10 @@ class Registry:
         self.folder, self.uri = folder, uri
         self.trial = Trial.open(PROJECT, "t", uri)
 
-    def add(self, factor: int, alias: str | None) -> None:
+    def add(self, factor: int, alias: str | None, weight: str = "factor") -> None:
         folder = self.folder / f"checkpoint-{factor}"
         folder.mkdir()
-        save_weights(folder / "weights.npz", {"factor": np.array([factor], np.float32)})
+        save_weights(folder / "weights.npz", {weight: np.array([factor], np.float32)})
         register(self.trial, self.trial.save_checkpoint(folder, factor), PROJECT, alias=alias)
 
 
@@ -248,6 +248,13 @@ def test_keys_are_required(job: JobConfig, registry: Registry, tmp_path: Path) -
 def test_doors_that_other_machines_reach_without_keys_are_open(job: JobConfig, registry: Registry) -> None:
     with Serving(JobConfig.load(job.file, ["actor.host=0.0.0.0"]), registry.uri) as serving:
         assert serving.is_open
+
+
+def test_a_version_of_a_model_with_other_options_is_served_by_its_own_job(job: JobConfig, registry: Registry) -> None:
+    registry.add(1, "champion", weight="other")
+    refusal = f"model: models:/{PROJECT}/1 was trained .*: weights lack 'factor' .*; `brayx serve models:/{PROJECT}/1`"
+    with pytest.raises(BadWeights, match=refusal):
+        Serving(job, registry.uri)
 
 
 def test_a_failed_start_leaves_no_door_open(job: JobConfig, registry: Registry) -> None:
