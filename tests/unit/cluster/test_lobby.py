@@ -20,8 +20,8 @@ from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.jobs.config import JobConfig
 from brayx.jobs.shipped import TEMPLATES
 from brayx.metrics import Recorder
-from tests.unit.actor.test_contract_agent import Buffer
 from tests.unit.local.test_self_play import CONTRACT, LEARNER, choosing, finish, tick
+from tests.unit.replay.made import Box
 from tests.waiting import until_awaited
 
 OTHER = {**CONTRACT, "observations": {"side": {"shape": [2]}}}
@@ -114,7 +114,7 @@ async def test_a_session_that_moves_to_a_replica_that_does_not_know_its_behaviou
         agent = AgentConfig.model_validate({"module": "brayx.actor.contract_agent", "class": "ContractAgent"})
         document = {**CONTRACT, "behaviour": behaviour}
         job = {"seed": 0, "mode": "train", "agent": {"options": {}}, "contract": document}
-        services = Services({"model": choosing(LEARNER, 7)}, {"buffer": Buffer()}, Recorder())
+        services = Services({"model": choosing(LEARNER, 7)}, {"buffer": Box()}, Recorder())
         config = ActorConfig(agents=["agent"], serialize="contract", episode_length=4)
         return AgentActorFactory.of(config, {"agent": agent}, ".", job, services, behaviours=behaviours, admit=admit)
 

@@ -20,9 +20,9 @@ from brayx.jobs.progress import error_lines
 from brayx.league.config import MAIN, SelfPlayConfig
 from brayx.league.member import Member
 from brayx.metrics import Recorder
-from tests.unit.actor.test_contract_agent import Buffer
 from tests.unit.cluster.test_league_seats import Actor
 from tests.unit.local.test_self_play import CONTRACT, LEARNER, PAST, choosing, finish, rows, start, tick
+from tests.unit.replay.made import Box
 from tests.waiting import until_awaited
 
 LEARNING = {MAIN: Learning({"buffer": "buffer"}, "hub")}
@@ -33,7 +33,7 @@ class Behaviour:
     """A behaviour's self-play in a replica."""
 
     def __init__(self, name: str, group: GroupInReplica) -> None:
-        self.buffer, self.numbers = Buffer(), Recorder()
+        self.buffer, self.numbers = Box(), Recorder()
         services = Services({"model": choosing(LEARNER, 7)}, {"buffer": self.buffer}, self.numbers)
         self.teams = TeamsInReplica(SelfPlaySpec("league", "rivals", CONFIG, "model"), name, group, services, _past)
         agent = AgentConfig.model_validate({"module": "brayx.actor.contract_agent", "class": "ContractAgent"})

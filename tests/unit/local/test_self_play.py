@@ -29,7 +29,8 @@ from brayx.local import self_play as module
 from brayx.local.self_play import LocalSelfPlays, RivalGroup, RivalsLeague, SidesLeague
 from brayx.metrics import Recorder
 from brayx.replay.buffer import NullBuffer
-from tests.unit.actor.test_contract_agent import Buffer, Fixed
+from tests.unit.actor.test_contract_agent import Fixed
+from tests.unit.replay.made import Box
 
 CONTRACT = {
     "contract": 1,
@@ -52,7 +53,7 @@ class Playing:
     def __init__(self, **options: int) -> None:
         always = {"against": {"uniform": 1}, "gate": {"share": 0.0}, "team_every": 1000}
         config = SelfPlayConfig.model_validate({**always, **options})
-        self.learner, self.past, self.buffer = choosing(LEARNER, 7), choosing(PAST, 1), Buffer()
+        self.learner, self.past, self.buffer = choosing(LEARNER, 7), choosing(PAST, 1), Box()
         self.numbers = Recorder()
         services = Services({"model": self.learner}, {"buffer": self.buffer}, self.numbers)
         self.players = TeamPlayers(config, services)
