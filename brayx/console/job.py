@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from brayx.metrics.numbers import LocalNumbers
     from brayx.model.following import AliasFollower
 
+_OPEN_S = 5.0
+"""The doors open before the console, by less than this."""
 MODULE = "brayx.console.serve"
 """Module of the console's process."""
 
@@ -91,7 +93,8 @@ class ConsoleJob:
         raise ConfigError(f"this job does not support {verb}")
 
     def _job(self) -> dict[str, Any]:
-        now = {"up_s": time.monotonic() - self.began, "can_stop": self.can_stop, "command": _command()}
+        up_s = time.monotonic() - self.began
+        now = {"up_s": up_s, "began_s": time.time() - up_s - _OPEN_S, "can_stop": self.can_stop, "command": _command()}
         facts = {"running": True, **now, **self.facts()}
         if self.live is not None and "sessions" not in facts:
             rows = self.live.sessions()

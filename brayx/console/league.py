@@ -36,6 +36,8 @@ class StandingDocument(Document):
     games: int
     champion: bool
     env_steps: int | None
+    script: bool = False
+    """Whether it is a program, which does not learn."""
 
 
 class PlayerDocument(Document):
@@ -105,6 +107,10 @@ def routes(source: Source) -> APIRouter:
         from brayx.league.report import document
 
         trial, report = found[0], document(*found)
+        players: dict[str, PlayerDocument] = {}
+        with contextlib.suppress(LeagueError):  # an older one does not record them
+            players = _players(source.uri, trial.run_id)
+        scripts = {name for name, player in players.items() if player.role == "script"}
         with contextlib.closing(Ledger(books_of(trial), read_only=True)) as ledger:
             curves = ledger.curves()
         return LeagueDocument(
@@ -112,8 +118,8 @@ def routes(source: Source) -> APIRouter:
             trial=trial.name,
             champion=report["champion"],
             counters=report["counters"],
-            players=_players(source.uri, trial.run_id),
-            standings=report["ratings"],
+            players=players,
+            standings=[StandingDocument(**row, script=row["member"] in scripts) for row in report["ratings"]],
             payoff=report["payoff"],
             curves={m.label: [(point.env_steps, point.points) for point in curve] for m, curve in curves.items()},
             intervals={
@@ -167,10 +173,7 @@ def _books(source: Source) -> tuple[Trial, Books] | None:
 def _players(uri: str, run_id: str) -> dict[str, PlayerDocument]:
     from brayx.league.promote import recorded_league  # imports torch
 
-    try:
-        _, config, _ = recorded_league(Trial.attach(uri, run_id))
-    except LeagueError:
-        return {}
+    _, config, _ = recorded_league(Trial.attach(uri, run_id))
     return {name: PlayerDocument(role=player.role, of=player.of) for name, player in config.players.items()}
 
 

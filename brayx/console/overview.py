@@ -51,6 +51,8 @@ class JobDocument(Document):
     """Return at which the training ends."""
     up_s: float = 0.0
     """Seconds since the job began."""
+    began_s: float = 0.0
+    """Unix time before which no session of the job began, by the clock of its machine."""
     waits_for: str = ""
     """The learner's state, in words."""
     doors: dict[str, str] = {}

@@ -12,6 +12,8 @@ from brayx.console.source import Source
 from brayx.errors import ConfigError, SessionUnknown
 from brayx.tracking import registered_models
 
+UNDRAWN = "This page cannot draw the game: its job has no `kind: board`. Play in the game itself, through a door:"
+
 
 class OpponentListDocument(Document):
     """The opponents for a human."""
@@ -83,8 +85,6 @@ def _why_not(source: Source) -> str:
     """Why no human can play here; empty: a human can."""
     if source.channel is None:
         return "There is no job behind this console."
-    if source.board is None:
-        return "This job has no component `kind: board`, which shows its game to a human."
     if source.job()["mode"] != "serve":
         return "A training plays its own games. A served job plays with humans: `brayx serve`."
-    return ""
+    return "" if source.board is not None else UNDRAWN

@@ -10,9 +10,10 @@ import numpy as np
 from fastapi import APIRouter, Query
 
 from brayx import tracking
-from brayx.console.documents import MAX_POINTS, Document, DoneDocument
+from brayx.console.documents import MAX_POINTS, Document, DoneDocument, ResultDocument
 from brayx.console.source import Source
 from brayx.errors import ConfigError, JobNotRunning
+from brayx.metrics import BEST_METRIC, ERROR_OF_BEST, GAMES_OF_BEST
 from brayx.metrics.charts import CHARTS
 from brayx.metrics.totals import SECONDS
 from brayx.tracking.mlflow_page import MLFLOW_UI
@@ -55,6 +56,14 @@ class TrialDocument(Document):
     can_stop: bool = False
     """Whether this console can stop it: the console's job trains it or the league it belongs to, and can be
     interrupted."""
+
+
+class BestDocument(Document):
+    """The checkpoint that a training would register if it ended now."""
+
+    step: int
+    """Its env steps."""
+    result: ResultDocument
 
 
 class CurvesDocument(Document):
@@ -108,6 +117,17 @@ def routes(source: Source) -> APIRouter:
         """The options of a trial's job, by dotted names."""
         trial = tracking.Trial.attach(source.uri, run_id)
         return dict(flat(trial.options())) or trial.params()
+
+    @router.get("/{run_id}/best")
+    def best(run_id: str) -> BestDocument | None:
+        """The trial's best checkpoint, which its end registers; null: none has a return of enough games."""
+        checkpoint = tracking.Trial.attach(source.uri, run_id).best_checkpoint(BEST_METRIC)
+        if checkpoint is None:
+            return None
+        mean, error, games = (checkpoint.metrics.get(name) for name in (BEST_METRIC, ERROR_OF_BEST, GAMES_OF_BEST))
+        assert mean is not None  # it is the best by that
+        result = ResultDocument(mean=mean, error=error, games=games, how="training")
+        return BestDocument(step=checkpoint.step, result=result)
 
     @router.post("/{run_id}/stop")
     def stop(run_id: str, register: bool = False) -> DoneDocument:

@@ -84,10 +84,10 @@ def register_best(
     last = trial.checkpoints()[-1]
     if onnx is not None:
         log_onnx(trial, onnx)
+    _mark(trial, best)
     # Register last, because that moves the alias: after an error there is no new champion.
     alias = None if stays else "champion"
     new = register(trial, best, name, alias=alias, tags=tags, onnx=onnx, spec=spec, description=about).version
-    _mark(trial, best)
     trial.set_tag(NOTE_TAG, f"{played}: {name} version {new}{'' if stays else ', champion'}")
     if last.step != best.step:
         has = significant(last.metrics[BEST_METRIC]) if BEST_METRIC in last.metrics else "too few games"

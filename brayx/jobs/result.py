@@ -148,7 +148,7 @@ def end_reason(
         register = f"with --set {trainer}.num_steps=1 it registers the best version so far"
         return f"interrupted, so no version is registered; the same command resumes this trial, {register}"
     over = f"over the last {games_text(learned.return_games)}"
-    few = f"fewer than {config.target_games} games (`target_games`) were finished"
+    few = f"the last checkpoint has fewer than {config.target_games} games (`target_games`), so no return"
     played = f"mean return {significant(learned.return_mean)} {over}" if learned.return_games else few
     played = standing(numbers) or played
     if learned.reason == "target_return":

@@ -38,8 +38,8 @@ class SessionPart:
         start: body of the session's start; bytes that are not UTF-8 become surrogates.
         why: why the session was recorded.
         player: the session's player in a league; empty: there is no league.
-        end: why the session ended, ``terminated`` or ``truncated`` if the game's stop says so; empty: these are not its
-            last ticks.
+        end: why the session ended, ``terminated`` or ``truncated`` if the game's stop says so, ``refused`` if the game
+            left after a refused request; empty: these are not its last ticks.
         result: the game's return, in the session's last part, if an agent recorded one.
         events: number of ticks with an event.
         lost: number of ticks lost since the previous part.

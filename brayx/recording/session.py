@@ -159,20 +159,19 @@ class RecordedSession(SessionLog):
 
     def end(self, reason: str, result: float | None) -> None:
         """Ends the session; an undecided one is dropped."""
-        if self._recorder.config.errors and (reason == "error" or self._has_error()):
+        event = self._ticks[-1][6] if self._ticks else ""
+        has_failed = ERROR in event or REFUSED in event
+        if self._recorder.config.errors and (reason == "error" or has_failed):
             self.keep("error")
         self._group.leave()
         if self.why:
+            if has_failed and reason in ("disconnect", "idle"):  # its game has left because of that
+                reason = REFUSED
             self._group.send_last(self, self._outcome if reason == "stop" and self._outcome else reason, result)
             self._recorder.metrics.add("recordings", 1.0, label=self.why)
         else:
             self._recorder.taken -= sum(tick[-1] for tick in self._ticks)
         self._ticks.clear()
-
-    def _has_error(self) -> bool:
-        """Whether a refused body may have ended the session, though its end says only that its game has left."""
-        event = self._ticks[-1][6] if self._ticks else ""
-        return ERROR in event or REFUSED in event
 
     def take(self, *, last: bool = False) -> list[Kept]:
         """Removes and returns the session's ticks. Without ``last`` it keeps the newest tick, which may still get an

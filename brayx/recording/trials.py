@@ -16,6 +16,7 @@ from brayx.errors import BadRecording
 from brayx.gamecore.protocol import game_of
 from brayx.recording import forgetting, reader
 from brayx.recording.addresses import OF_TRIAL
+from brayx.recording.columns import ERROR, REFUSED
 from brayx.recording.config import is_named
 from brayx.recording.copying import copy
 from brayx.recording.forgetting import Forgotten
@@ -143,7 +144,7 @@ def log_extremes(
     ranked = [row for row in rows if row[1] is not None]
     best = heapq.nlargest(count, ranked, key=itemgetter(1))
     worst = heapq.nsmallest(count, ranked, key=itemgetter(1))
-    failed = [row for row in rows if row[2] == "error"][-count:]
+    failed = [row for row in rows if row[2] in (ERROR, REFUSED)][-count:]
     chosen = dict.fromkeys((*best, *worst, *failed))
     games = {game for *_, game in chosen} - {""}
     chosen |= dict.fromkeys(row for row in rows if row[3] in games)

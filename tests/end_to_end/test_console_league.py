@@ -76,7 +76,7 @@ def test_the_league_page_shows_what_the_api_gives(league: Console, browser: Brow
         page.goto(f"{league.url}/league")
         expect(page.get_by_text(f"{state['project']} / {state['trial']}")).to_be_visible()
         expected = {
-            row["member"]: [
+            row["member"] + (" (script)" if row["member"] == "zero" else ""): [
                 str(round(row["points"])),
                 f"{row['low']:.0f} to {row['high']:.0f}",
                 f"{row['games']:,}",

@@ -16,13 +16,14 @@ from playwright.sync_api import Browser, Locator, Page, expect
 import brayx.recording
 from brayx.console.page import frame
 from brayx.console.page.chinese import CHINESE
-from brayx.errors import BrayxError
+from brayx.errors import BadBody, BrayxError
 from brayx.gamecore.auth import Keys, new_key
+from brayx.gamecore.client import Client
 from brayx.jobs.kinds import RenderConfig
 from brayx.local.serving import Serving
 from brayx.recording.index import SessionPart
 from brayx.recording.writer import Folder
-from brayx.tracking import Trial
+from brayx.tracking import Trial, tag
 from tests.end_to_end.conftest import SHOWN_MS, drawn_series, overflow
 from tests.end_to_end.console_jobs import LABELLED, PROJECT, WAIT_S, Console, Job, playing, write_code
 from tests.end_to_end.jobs import FREE_PORTS, job_folder, setting
@@ -271,6 +272,23 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
     expect(page.get_by_text(re.compile("There is no recording 'none' in"))).to_be_visible()
 
 
+def test_a_recording_of_a_refused_game_opens_at_its_end(served: tuple[Job, Serving, Console], page: Page) -> None:
+    _, serving, console = served
+    with Client(serving.urls["ws"], timeout_s=WAIT_S) as client:
+        client.start(b"", session="refused")
+        for body in (b'{"x": 1.0}', b'{"x": 2.0}'):
+            client.tick(body)
+        with pytest.raises(BadBody):
+            client.tick(b"no json")
+        client.close()  # without a stop, as a game that the error ends
+    page.goto(f"{console.url}/recordings")
+    row = page.get_by_role("row", name=re.compile("^refused "))
+    expect(row).to_contain_text("refused, so the game left")
+    row.get_by_role("link").click()
+    expect(page.get_by_text("Tick", exact=True).locator("xpath=following-sibling::*")).to_have_text("2")
+    expect(page.get_by_text("3 ticks, end: refused, so the game left")).to_be_visible()
+
+
 def test_a_recordings_frames_are_scrubbed(served: tuple[Job, Serving, Console], page: Page) -> None:
     _, serving, console = served
     with playing(serving.url, "pictured", side=64) as tick:
@@ -362,6 +380,12 @@ def test_a_recording_is_compared_with_another_version(served: tuple[Job, Serving
     page.set_viewport_size({"width": 390, "height": 844})
     assert overflow(page) == 0
     expect(page.get_by_text(re.compile(r"▸right 100\.0%"))).to_be_visible()
+    page.set_viewport_size({"width": 1280, "height": 844})
+    tag(PROJECT, 3, {"rating": "9", "rating_games": "20"}, job.uri)
+    page.goto(f"{console.url}/models")
+    version_row(page, 3).get_by_role("link", name="Compare").click()
+    expect(page.get_by_text(re.compile(r"^watched 3 against watched 1, \d+ ticks\.$"))).to_be_visible()
+    expect(page.get_by_text("Version 3: return 9 of 20 games.")).to_contain_text("Version 1: ")
 
 
 def test_trials_and_an_empty_league(served: tuple[Job, Serving, Console], page: Page) -> None:
@@ -406,8 +430,9 @@ def test_trials_are_compared_in_one_chart(served: tuple[Job, Serving, Console], 
 
 
 def test_help_opens_the_guide_of_a_page(served: tuple[Job, Serving, Console], page: Page, browser: Browser) -> None:
-    _, _, console = served
+    _, serving, console = served
     page.goto(f"{console.url}/play")
+    expect(page.get_by_text("Play in the game itself")).to_contain_text(serving.url)
     page.get_by_role("link", name="Help").click()
     expect(page.get_by_role("heading", name="Play against a version")).to_be_in_viewport()
     page.get_by_role("link", name="recordings", exact=True).click()
@@ -570,10 +595,14 @@ def test_a_training_that_is_stopped_says_so_in_words(tmp_path: Path, browser: Br
         page.goto(console.url)
         page.get_by_role("button", name="Stop training").click()
         expect(page.get_by_role("button", name="Finish: register the best version")).to_be_visible()
+        said = re.compile(r"The best version is that after [\d,]+ env steps, with a return|No checkpoint has a return")
+        expect(page.get_by_role("dialog")).to_contain_text(said)
         page.get_by_role("dialog").get_by_role("button", name="Stop it").click()
         words = r"^Stopped\. This training has registered no version\. Resume with: brayx train cartpole\.yaml --set "
         expect(page.get_by_text(re.compile(words))).to_be_visible()
         expect(page.get_by_text("The job has ended", exact=True)).to_be_visible()
+        expect(page.get_by_text("Below are its last numbers.")).to_be_visible()
+        expect(page.get_by_text("none yet", exact=True)).to_have_count(0)
         expect(trial.get_by_text("cartpole / main: ended")).to_be_visible()
         expect(page.locator("body")).to_have_class(re.compile("brayx-ended"))
         assert training.ended() == 130

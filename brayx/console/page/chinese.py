@@ -227,6 +227,7 @@ CHINESE: dict[str, str] = {
     "error": "出错",
     "no more requests": "没有后续请求",
     "connection lost": "连接断开",
+    "refused, so the game left": "请求被拒绝，游戏离开了",
     "ended by hand": "手动结束",
     "the job ended": "任务已结束",
     "moved to another process": "移到另一个进程",
@@ -306,6 +307,7 @@ CHINESE: dict[str, str] = {
     "{name} learns to beat {of}, and so finds its weaknesses.": "{name} 学习战胜 {of}，从而找出它的弱点。",
     "{name} learns to beat all earlier versions.": "{name} 学习战胜所有较早的版本。",
     "{name} is a version of an earlier training; it does not learn.": "{name} 是以前训练得到的版本，不再学习。",
+    "{name} (script)": "{name}（脚本）",
     "{name} is a program; it does not learn.": "{name} 是一个程序，不会学习。",
     "A name with a number is a registered version: the player as it was then. ★ marks the champion.": (
         "带数字的名字是注册的版本，即该玩家当时的样子。★ 表示冠军。"
@@ -354,8 +356,8 @@ CHINESE: dict[str, str] = {
     "A draw.": "平局。",
     "The game has ended.": "对局已结束。",
     "There is no job behind this console.": "这个控制台后面没有任务。",
-    "This job has no component `kind: board`, which shows its game to a human.": (
-        "这个任务没有 `kind: board` 组件，无法把游戏显示给人。"
+    "This page cannot draw the game: its job has no `kind: board`. Play in the game itself, through a door:": (
+        "页面无法显示这个游戏：任务没有 `kind: board` 组件。请在游戏里对战，它连接到某个入口："
     ),
     "A training plays its own games. A served job plays with humans: `brayx serve`.": (
         "训练只进行自己的对局。与人对战请用 `brayx serve`。"
@@ -426,14 +428,21 @@ CHINESE: dict[str, str] = {
     ),
     "Stop it": "停止",
     "Finish: register the best version": "完成训练：注册最好的版本",
-    "Finished. Its best version is registered; `brayx console` shows it.": (
-        "已完成。最好的版本会被注册，可以用 `brayx console` 查看。"
+    "No checkpoint has a return of enough games yet: only the last one can be registered.": (
+        "还没有检查点的回报来自足够多的对局：只有最后一个可能被注册。"
     ),
+    "The best version is that after {steps} env steps, with a {result}, unless the last one is better.": (
+        "最好的版本是第 {steps} 个环境步之后的，{result}，除非最后一个更好。"
+    ),
+    "Finished.": "已完成。",
+    "`brayx console` shows what it has registered.": "可以用 `brayx console` 查看它注册了什么。",
     "It is stopping …": "正在停止 …",
     "Stopped.": "已停止。",
     "This training has registered no version.": "这次训练没有注册任何版本。",
     "The champion is still version {version}.": "冠军仍是版本 {version}。",
     "The job has ended": "任务已结束",
+    "Below are its last numbers.": "下面是它最后的数字。",
+    "`brayx console` shows it": "用 `brayx console` 查看",
     "ended": "已结束",
     "Resume with: {command}": "继续训练：{command}",
     "the same command": "同一条命令",

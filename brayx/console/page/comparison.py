@@ -7,10 +7,12 @@ from collections.abc import Awaitable, Callable
 from nicegui import ui
 
 from brayx.console.comparisons import ComparedTickDocument, ComparisonDocument
+from brayx.console.documents import served_result
 from brayx.console.models import ModelDocument
 from brayx.console.page.caller import ApiCaller
 from brayx.console.page.charts import Lines
 from brayx.console.page.frame import MUTED, Alert, number, reference_text, sentence
+from brayx.console.page.promotion import in_words, judged
 from brayx.console.page.tick import ActionBars, action_text, fact
 from brayx.console.page.words import tr
 from brayx.console.ticks import TickDocument
@@ -56,6 +58,7 @@ class Compare:
         self._requested = 0
         self._windows: dict[int, dict[int, ComparedTickDocument]] = {}
         self._versions: dict[str, dict[str, str]] = {}
+        self._results: dict[str, str] = {}
         self._none = ui.label(tr("There is no registered version to compare with yet.")).classes(MUTED)
         with ui.row().classes("w-full items-center gap-2") as self._choice:
             self._model = ui.select([], label=tr("model"), on_change=self._of_model).classes("w-56")
@@ -70,6 +73,7 @@ class Compare:
             self._button.on("keydown", js_handler=_OWN_SPACE)
         self._none.set_visibility(False)
         self._choice.set_visibility(False)
+        self._results_shown = ui.label().classes("whitespace-pre-line").mark("results")
         self._state = ui.label().classes(MUTED).props('role="status"')
         self._progress = ui.linear_progress(show_value=False, size="8px").props(
             'aria-label="progress of the comparison"'
@@ -97,11 +101,12 @@ class Compare:
             part.set_visibility(False)
         self._timer = ui.timer(_EVERY_S, self._ask, active=False)
 
-    async def load(self, chosen: str = "") -> None:
+    async def load(self, chosen: str = "", against: str = "") -> None:
         """Loads the versions to choose from.
 
         Args:
-            chosen: the version that is chosen at first, as ``models:/NAME/VERSION``; empty: the newest.
+            chosen: the version that is compared at once, as ``models:/NAME/VERSION``; empty: the viewer chooses.
+            against: the version that it is compared with; empty: the recording.
 
         Raises:
             BrayxError: the store cannot be read.
@@ -114,9 +119,17 @@ class Compare:
         self._model.set_visibility(len(names) > 1)
         self._model.set_options(names, value=next(iter(names), None))
         every = {reference: text for versions in self._versions.values() for reference, text in versions.items()}
-        self._reference.set_options({"": tr("the recording"), **every}, value="")
+        self._reference.set_options({"": tr("the recording"), **every}, value=against if against in every else "")
+        self._results = {
+            f"models:/{model.name}/{version.version}": in_words(judged(version, {}), served_result(version.tags))
+            for model in models
+            for version in model.versions
+        }
         if chosen in self._versions.get(self._model.value, {}):
             self._version.set_value(chosen)
+
+            ui.run_javascript(f"getHtmlElement({self._choice.id}).scrollIntoView()")
+            await self._press()
 
     def _of_model(self) -> None:
         versions = self._versions.get(self._model.value, {})
@@ -155,6 +168,7 @@ class Compare:
         self._query = {"version": self._version.value}
         if self._reference.value:
             self._query["reference"] = self._reference.value
+        self._results_shown.set_text("\n".join(self._results[version] for version in self._query.values()))
         self._windows = {}
         self._beside.clear()
         for part, shown in ((self._failure, False), (self._result, False), (self._progress, True)):

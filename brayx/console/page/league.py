@@ -43,11 +43,16 @@ def add(connect: Connect) -> None:
 def member_columns() -> dict[str, Callable[[StandingDocument], Any]]:
     """What a table shows of a member, by heading."""
     return {
-        "Member": lambda row: f"{row.member} ★" if row.champion else row.member,
+        "Member": lambda row: f"{name_of(row)} ★" if row.champion else name_of(row),
         "Points": lambda row: round(row.points),
         "95 % interval": lambda row: TableCell(tr("{low} to {high}", **points_of(row)), row.low),
         "Games": lambda row: counted(row.games),
     }
+
+
+def name_of(row: StandingDocument) -> str:
+    """A member's name, which says if it does not learn."""
+    return tr("{name} (script)", name=row.member) if row.script else row.member
 
 
 def points_of(row: StandingDocument | LevelDocument) -> dict[str, str]:

@@ -9,7 +9,7 @@ from nicegui import ui
 
 from brayx.console.documents import DoneDocument, served_result
 from brayx.console.league import LeagueDocument, StandingDocument
-from brayx.console.models import ModelDocument
+from brayx.console.models import ModelDocument, VersionDocument
 from brayx.console.overview import ArmDocument, CanaryDocument, JobDocument, judged_canary, with_results
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.frame import (
@@ -29,6 +29,7 @@ from brayx.console.page.frame import (
 )
 from brayx.console.page.listing import Listing, TableCell, counted, returned
 from brayx.console.page.promotion import AliasMoves, Judged, in_words, judged
+from brayx.console.page.recordings import NOT_RECORDED
 from brayx.console.page.words import tr
 from brayx.console.play import OpponentListDocument
 from brayx.console.recordings import RecordingsDocument
@@ -37,6 +38,8 @@ from brayx.league.files import PLAYER_TAG
 _SHOWN = 50
 """Number of versions that are shown of each model: the newest. Those with an alias are always shown."""
 _PROMOTE, _CANDIDATE, _PLAY, _COMPARE = "Promote", "Make candidate", "Play", "Compare"
+_LOOKED_AT = 20
+"""The newest recordings, of which the first that has ended is compared."""
 _ALIASES = {_PROMOTE: "champion", _CANDIDATE: "candidate"}
 
 
@@ -48,7 +51,7 @@ class _Seen(NamedTuple):
     standings: Mapping[str, StandingDocument]
     """Members of the newest league, such as ``main:7``."""
     recording: str
-    """Id of the newest recording; empty: there is none."""
+    """Id of the newest recorded session that has ended; empty: there is none."""
     can_play: bool
 
 
@@ -68,9 +71,9 @@ async def _load(caller: ApiCaller) -> _Seen:
     if any(PLAYER_TAG in version.tags for model in models for version in model.versions):
         league: LeagueDocument | None = await caller.get(LeagueDocument | None, "/api/league")
         standings = {row.member: row for row in (league.standings if league else ())}
-    listing: RecordingsDocument = await caller.get(RecordingsDocument, "/api/recordings", limit=1)
+    listing: RecordingsDocument = await caller.get(RecordingsDocument, "/api/recordings", limit=_LOOKED_AT)
     opponents: OpponentListDocument = await caller.get(OpponentListDocument, "/api/opponents")
-    newest = next((recording.id for recording in listing.recordings), "")
+    newest = next((recording.id for recording in listing.recordings if recording.end and recording.ticks), "")
     return _Seen(models, job, standings, newest, not opponents.why_not)
 
 
@@ -108,6 +111,7 @@ class _Model:
 
     def __init__(self, caller: ApiCaller, name: str) -> None:
         self._caller, self._name = caller, name
+        self._versions: list[VersionDocument] = []
         with ui.row().classes("w-full items-center justify-between"):
             heading(name)
             self._back = ui.button(icon="undo", on_click=self._roll_back).props("outline")
@@ -130,6 +134,7 @@ class _Model:
 
     def show(self, model: ModelDocument, seen: _Seen) -> None:
         """Shows the model's versions."""
+        self._versions = model.versions
         self._seen, self._promotion = seen, AliasMoves(self._caller, model, seen.job, seen.standings)
         self._back.set_visibility(model.before is not None)
         self._back.set_text(tr("Roll back to {version}", version=model.before or ""))
@@ -143,11 +148,23 @@ class _Model:
         actions = {name: "" for name, alias in _ALIASES.items() if alias not in row.version.aliases}
         if self._seen.can_play:
             actions[_PLAY] = f"/play?opponent=version%20{row.key}"
+        actions[_COMPARE] = ""
         if self._seen.recording:
-            actions[_COMPARE] = f"/recordings/{self._seen.recording}?compare=models:/{self._name}/{row.key}"
+            reference, rival = f"models:/{self._name}/", self._rival(row)
+            against = f"&against={reference}{rival}" if rival else ""
+            actions[_COMPARE] = f"/recordings/{self._seen.recording}?compare={reference}{row.key}{against}"
         return actions
 
+    def _rival(self, row: Judged) -> int | None:
+        """The version that one is compared with: the champion, which is compared with the newest other one."""
+        others = [version.version for version in self._versions if version.version != row.key]
+        champions = [version.version for version in self._versions if "champion" in version.aliases]
+        return next((version for version in [*champions, *others] if version != row.key), None)
+
     async def _act(self, version: int, action: str) -> None:
+        if action == _COMPARE:
+            ui.notify(tr(NOT_RECORDED), type="warning", multi_line=True)
+            return
         await self._promotion.promote(version, _ALIASES[action], tr(action))
 
     async def _roll_back(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,7 +30,7 @@ from brayx.console.page.frame import (
     tile,
     until_end,
 )
-from brayx.console.page.league import member_columns, points_of
+from brayx.console.page.league import member_columns, name_of, points_of
 from brayx.console.page.listing import Listing
 from brayx.console.page.models import arm_listing
 from brayx.console.page.picture import Picture, PictureCard, newest_picture
@@ -99,7 +98,7 @@ class _Loader:
         overview: OverviewDocument = await self.caller.get(OverviewDocument, "/api/job/overview")
         trains_league = job.league and job.mode == "train"
         league = await self.caller.get(LeagueDocument | None, "/api/league") if trains_league else None
-        self._picture = await newest_picture(self.caller, time.time() - job.up_s, self._picture)
+        self._picture = await newest_picture(self.caller, job.began_s, self._picture)
         return _Seen(job, overview, league, self._picture)
 
 
@@ -153,7 +152,12 @@ class _Overview:
             self._chart.show(curves, pale={tr("return of the newest games"): overview.means}, target=target)
         self._in_use.set_visibility(bool(overview.arms))
         self._arms.show(overview.arms)
-        self._results.show(_league(league) if league is not None else _results(job, overview))
+        results = _league(league) if league is not None else _results(job, overview)
+        self._results.show(results)
+        if job.mode == "train":
+            is_open = overview.champion is None and not job.league
+            ended = ("-", tr("`brayx console` shows it")) if is_open else results["Champion"]
+            self._results.until_end("Champion", ended)
         self._picture.show(seen.picture)
         self._health.show(_health(job))
         refused = [
@@ -183,7 +187,9 @@ class _Verdict:
             self._done = ui.label().classes(f"text-sm {MUTED}")
             self._stop = StopButton(caller)
         until_end(self._state, tr("The job has ended"))
-        until_end(self._done, "")
+        until_end(self._reason, tr("Below are its last numbers."))
+        for label in (self._advice, self._done):
+            until_end(label, "")
         self._colour = ""
 
     def show(self, job: JobDocument, overview: OverviewDocument) -> None:
@@ -235,6 +241,11 @@ class _Tiles:
             for label, text in zip(self._tiles[name], texts, strict=True):
                 label.set_text(text)
                 label.set_visibility(bool(text))
+
+    def until_end(self, name: str, texts: tuple[str, str]) -> None:
+        """Replaces a number's texts by others once the job has ended."""
+        for label, text in zip(self._tiles[name], texts, strict=True):
+            until_end(label, text)
 
 
 def _left(job: JobDocument, verdict: VerdictDocument) -> str:
@@ -340,7 +351,7 @@ def led(verdict: VerdictDocument, standings: Sequence[StandingDocument]) -> Verd
         return verdict
     first, *rest = standings
     second = next((row for row in rest if _player(row) != _player(first)), rest[0])
-    values = {"leader": first.member, "second": second.member, "lead": f"{first.points - second.points:.0f}"}
+    values = {"leader": name_of(first), "second": name_of(second), "lead": f"{first.points - second.points:.0f}"}
     reason = AHEAD if first.low > second.high else CLOSE
     return verdict.model_copy(update={"reason": reason, "values": values | points_of(first)})
 

@@ -11,6 +11,7 @@ from nicegui.events import KeyEventArguments
 
 from brayx.console.documents import DoneDocument
 from brayx.console.games import BoardDocument, BoardMoveDocument, CellDocument, GameDocument
+from brayx.console.overview import JobDocument
 from brayx.console.page.caller import ApiCaller, Connect
 from brayx.console.page.frame import (
     MUTED,
@@ -27,7 +28,7 @@ from brayx.console.page.frame import (
 )
 from brayx.console.page.tick import ActionBars
 from brayx.console.page.words import tr
-from brayx.console.play import OpponentListDocument
+from brayx.console.play import UNDRAWN, OpponentListDocument
 from brayx.console.sessions import SessionDocument, TicksDocument
 from brayx.errors import BrayxError
 
@@ -59,7 +60,7 @@ class _Play:
         """Labels of the moves that boards have shown, by the move's number."""
         self._busy, self._after = False, 0
         heading(tr("Play against a version"))
-        self._none = empty("")
+        self._none = empty("").classes("whitespace-pre-line break-all")
         self._none.set_visibility(False)
         self._loading = loading()
         with ui.column().classes("w-full items-stretch gap-3") as self._body:
@@ -85,12 +86,16 @@ class _Play:
         ui.timer(0.0, self._load, once=True)
 
     async def _load(self) -> None:
+        doors: list[str] = []
         try:
             choice: OpponentListDocument = await self._caller.get(OpponentListDocument, "/api/opponents")
+            if choice.why_not == UNDRAWN:
+                job: JobDocument = await self._caller.get(JobDocument, "/api/job")
+                doors = [f"{door} {url}" for door, url in job.doors.items()]
         except BrayxError as error:
             choice = OpponentListDocument(why_not=sentence(error.message))
         self._loading.clear()
-        self._none.set_text(tr(choice.why_not))
+        self._none.set_text("\n".join([tr(choice.why_not), *doors]))
         self._none.set_visibility(bool(choice.why_not))
         self._body.set_visibility(not choice.why_not)
         first = self._first_opponent if self._first_opponent in choice.opponents else ""

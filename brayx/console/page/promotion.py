@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from brayx.console.documents import number_of, result_of
+from brayx.console.documents import ResultDocument, number_of, result_of
 from brayx.console.league import GateDocument, StandingDocument
 from brayx.console.models import ModelDocument, MoveDocument, VersionDocument
 from brayx.console.overview import JobDocument
 from brayx.console.page.caller import ApiCaller
-from brayx.console.page.frame import confirmed, control, plus_minus, sentence, with_games
+from brayx.console.page.frame import confirmed, control, plus_minus, result_text, sentence, with_games
 from brayx.console.page.league import points_of
 from brayx.console.page.words import tr
 from brayx.errors import BrayxError
@@ -45,9 +45,11 @@ def judged(version: VersionDocument, standings: Mapping[str, StandingDocument]) 
     return Judged(version, version.version, result.mean, shown, result.games)
 
 
-def in_words(row: Judged) -> str:
-    """A version and its result, as a sentence."""
-    return tr("Version {version}: {result}.", version=row.version.label, result=with_games(row.shown, row.games))
+def in_words(row: Judged, served: ResultDocument | None = None) -> str:
+    """A version and its result, and that in service, as a sentence."""
+    rated = with_games(row.shown, row.games) if row.value is not None or served is None else ""
+    results = "; ".join(filter(None, [rated, result_text(served) if served else ""]))
+    return tr("Version {version}: {result}.", version=row.version.label, result=results)
 
 
 class AliasMoves:

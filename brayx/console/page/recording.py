@@ -51,16 +51,16 @@ def add(connect: Connect) -> None:
     """Adds the page."""
 
     @ui.page("/recordings/{recording}", response_timeout=RESPONSE_S)
-    async def recording(recording: str, compare: str = "") -> None:
+    async def recording(recording: str, compare: str = "", against: str = "") -> None:
         with frame("Recordings", connect) as caller:
-            _Recorded(caller, recording, compare)
+            _Recorded(caller, recording, compare, against)
 
 
 class _Recorded:
     """One recording. The arrow keys step, the Page keys, Home and End jump, and the space bar plays."""
 
-    def __init__(self, caller: ApiCaller, recording: str, compare: str) -> None:
-        self._caller, self._path, self._chosen = caller, f"/api/recordings/{recording}", compare
+    def __init__(self, caller: ApiCaller, recording: str, compare: str, against: str) -> None:
+        self._caller, self._path, self._chosen = caller, f"/api/recordings/{recording}", (compare, against)
         self._windows: dict[int, list[TickDocument]] = {}
         self._has_frames = self._has_boards = self._loading_frame = False
         self._draws_frames = False
@@ -117,9 +117,10 @@ class _Recorded:
             self._started.set_text(f"{pretty(recorded.start)}\n→ {pretty(recorded.start_reply)}")
             self._tick.labels, self._tick.action_labels = recorded.labels, recorded.action_labels
             self._compare.action_labels = recorded.action_labels
+            self._at = self._last_tick if recorded.cause else 0  # what the viewer wants to see of a game that failed
             await self._show()
             await self._load_curves()
-            await self._compare.load(self._chosen)
+            await self._compare.load(*self._chosen)
         except BrayxError as error:
             self._fail(error)
             return

@@ -25,6 +25,7 @@ from brayx.console.recordings import RecordingDocument, RecordingsDocument
 
 Control = TypeVar("Control", ui.input, ui.number, ui.select)
 
+NOT_RECORDED = "Nothing is recorded yet. A component `kind: recording` in the job records its sessions."
 _PAGE = 25
 """Recordings on one page of the list."""
 _ENDS = {
@@ -34,6 +35,7 @@ _ENDS = {
     "error": "error",
     "idle": "no more requests",
     "disconnect": "connection lost",
+    "refused": "refused, so the game left",
     "ended": "ended by hand",
     "drained": "the job ended",
     "moved": "moved to another process",
@@ -96,7 +98,7 @@ class _Recordings:
 
     def _build(self, _: RecordingsDocument) -> Callable[[RecordingsDocument], None]:
         about = ui.label().classes(MUTED).mark("about")
-        nothing = empty(tr("Nothing is recorded yet. A component `kind: recording` in the job records its sessions."))
+        nothing = empty(tr(NOT_RECORDED))
         none = empty(tr("No recording matches. An id may contain *: 4f1c* finds those that begin with 4f1c."))
         rows = Listing[RecordingDocument](
             "id", recording_columns(), lead="Return", link=lambda recording: f"/recordings/{recording.id}"

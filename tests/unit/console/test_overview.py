@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from brayx.console import verdict
 from brayx.console.documents import ResultDocument, result_of, served_result
 from brayx.console.league import StandingDocument
@@ -23,7 +25,7 @@ def test_the_curve_is_over_env_steps_whatever_the_trial_is_written_over(tracking
     assert _curves(source, trial.run_id, RETURN_CHART) == [[(500, 10.0), (1000, 20.0)]]
 
 
-def test_a_league_is_led_by_the_strongest_member_if_its_interval_is_apart() -> None:
+def test_a_league_is_led_by_the_strongest_member_if_its_interval_is_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     leading = verdict.VerdictDocument(state="leading", reason=verdict.LEADS)
     first = StandingDocument(member="main:7", points=1310.0, low=1290.0, high=1330.0, **THIRTY)
     for points, reason in ((1200.0, verdict.AHEAD), (1280.0, verdict.CLOSE)):
@@ -32,6 +34,9 @@ def test_a_league_is_led_by_the_strongest_member_if_its_interval_is_apart() -> N
         assert judged.reason == reason
         values = judged.values
         assert (values["leader"], values["second"], values["lead"]) == ("main:7", "main", f"{1310.0 - points:.0f}")
+    monkeypatch.setattr("brayx.console.page.words.is_chinese", lambda: False)
+    script = first.model_copy(update={"member": "tactical", "script": True})
+    assert led(leading, [script, first]).values["leader"] == "tactical (script)"
     starting = verdict.VerdictDocument(state="starting", reason=verdict.BEGINS)
     assert led(starting, [first, first]) is starting
 

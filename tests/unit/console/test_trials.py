@@ -6,6 +6,7 @@ import contextlib
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -82,13 +83,19 @@ def test_settings_that_differ_and_curves_that_show_nothing() -> None:
     ]
 
 
-async def test_a_trial_has_its_dates_and_settings(tracking_db: str) -> None:
+async def test_a_trial_has_its_dates_and_settings_and_what_its_end_registers(tracking_db: str, tmp_path: Path) -> None:
     trial = Trial.open("p", "t", tracking_db)
     trial.log_params({"trainer": {"learning_rate": 0.1}})
     transport = httpx.ASGITransport(create_app(Source(tracking_db)))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         (running,) = (await client.get("/api/trials")).json()
         assert (await client.get(f"/api/trials/{trial.run_id}/settings")).json() == {"trainer.learning_rate": "0.1"}
+        assert (await client.get(f"/api/trials/{trial.run_id}/best")).json() is None
+        (folder := tmp_path / "checkpoint").mkdir()
+        for step, mean in ((100, 2.0), (200, 5.0), (300, 4.0)):
+            trial.save_checkpoint(folder, step, {"episode_return": mean, "error": 0.5, "games": 20.0})
+        best = (await client.get(f"/api/trials/{trial.run_id}/best")).json()
+        assert best == {"step": 200, "result": {"mean": 5.0, "error": 0.5, "games": 20.0, "how": "training"}}
         trial.finish()
         (finished,) = (await client.get("/api/trials")).json()
     assert running["ended_s"] is None

@@ -61,7 +61,7 @@ def ended(reason, mean, games):
         (ended("num_steps", 21.5, 1), "num_steps 1,000,000 reached: mean return 21.5 over the last 1 game"),
         (
             ended("num_steps", float("nan"), 0),
-            "num_steps 1,000,000 reached: fewer than 7 games (`target_games`) were finished",
+            "num_steps 1,000,000 reached: the last checkpoint has fewer than 7 games (`target_games`), so no return",
         ),
         (ended("stream_ended", -3.0, 40), "no more transitions to learn from: mean return -3 over the last 40 games"),
         (
@@ -347,7 +347,7 @@ def test_a_champion_stays_if_the_difference_is_within_chance(trained, tracking_d
     assert trained(58.1)[1].startswith("champion: "), "its error is not known"
 
 
-def test_evaluations_choose_the_champion_and_its_return_is_a_point_of_the_curve(tracking_db, tmp_path):
+def test_evaluations_choose_the_champion_and_its_return_is_a_point_of_the_curve(tracking_db, tmp_path, monkeypatch):
     folder = tmp_path / "checkpoint"
     folder.mkdir()
     save_weights(folder / "weights.npz", {"w": np.ones(2, np.float32)})
@@ -376,6 +376,12 @@ def test_evaluations_choose_the_champion_and_its_return_is_a_point_of_the_curve(
     assert f"{its}it is better\n" in learned(1.8, None)[0], "one that was not evaluated has its return"
     assert "it replaces version 2 with 1.2 over 1 game" in learned(1.3, 0.1, "other")[0], "only returns compare"
     assert "it replaces version 6 with 0.1 over 2 games of its evaluation" in learned(1.4, None)[0]
+    before = find("models:/p@champion", tracking_db).version
+    with monkeypatch.context() as failing:  # what fails leaves the alias where it is
+        failing.delattr(Trial, "history")
+        with pytest.raises(AttributeError):
+            learned(9.0, 9.0)
+    assert find("models:/p@champion", tracking_db).version == before
 
 
 def test_a_better_champion_stays_until_the_alias_is_moved(trained, tracking_db):

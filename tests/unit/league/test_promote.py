@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from brayx.console.league import _players
 from brayx.errors import LeagueError
 from brayx.league.champion import set_champion
 from brayx.league.config import LeagueConfig
@@ -156,6 +157,8 @@ def test_a_trial_records_the_leagues_options(tracking_db: str) -> None:
     config = CONFIG.model_copy(update={"players": LeagueConfig(model="model", players=players).players})
     trial = Trial.open("four", "league", tracking_db)
     first = {"model": {"kind": "model"}, "value": {"kind": "model"}, "league": CONFIG.model_dump(mode="json")}
+    with pytest.raises(LeagueError):  # the console asks before they are recorded
+        _players(tracking_db, trial.run_id)
     gate = config.gate.model_copy(update={"min_games": 300})  # a resumed trial with another option
     league = config.model_copy(update={"gate": gate}).model_dump(mode="json")
     for options in (first, {**first, "league": league}):
@@ -166,5 +169,6 @@ def test_a_trial_records_the_leagues_options(tracking_db: str) -> None:
     assert recorded.gate == CONFIG.gate.model_copy(update={"min_games": 300})
     expected = {name: player.model_copy(update={"trainer": {}}) for name, player in config.players.items()}
     assert recorded.players == expected
+    assert _players(tracking_db, trial.run_id).keys() == expected.keys()
     with pytest.raises(LeagueError, match="no league options"):
         recorded_league(Trial.open("four", "plain", tracking_db))

@@ -119,7 +119,7 @@ async def test_a_refused_tick_that_ends_a_game_is_recorded_with_its_body(
     await agent_actor.on_end("disconnect")  # the game raises the refusal, and leaves
     await asyncio.to_thread(recorder.close, WAIT_S)
     episode = only(tmp_path)
-    assert (episode.end, episode.why, episode.events) == ("disconnect", "error", 1)
+    assert (episode.end, episode.why, episode.events) == ("refused", "error", 1)
     assert (episode.read().number.tolist(), episode.read().event[-1]) == (ticks, f"error: {refusal.value.message}")
     assert "ball[1] is nan" in refusal.value.message
     assert episode.inputs()[-1] == b'{"ball": [1.0, NaN]}'
@@ -132,6 +132,7 @@ async def test_a_refused_stop_is_an_event_of_the_last_tick(tmp_path: Path) -> No
         await agent_actor.stop(b'{"reward": NaN}')
     await agent_actor.on_end("disconnect")
     await asyncio.to_thread(recorder.close, WAIT_S)
+    assert only(tmp_path).end == "refused"
     assert only(tmp_path).read().event == ["", f"stop refused: {refusal.value.message}"]
     assert only(tmp_path)["obs"].tolist() == [[0.0] * 3, [1.0] * 3]
 
