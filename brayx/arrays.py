@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,17 @@ def is_finite(array: np.ndarray) -> bool:
         return math.isfinite(sum(array.tolist()))
     # The sum of squares needs no second array. If it is not finite, check each value, because large ones overflow it.
     return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
+
+
+def jsonable(value: Any) -> Any:
+    """Nested arrays as JSON values: arrays become nested lists, tuples lists, mappings objects."""
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(name): jsonable(part) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [jsonable(part) for part in value]
+    return value
 
 
 def as_dtype(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray | None:

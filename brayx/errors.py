@@ -68,6 +68,12 @@ _LIBRARIES = (
     "<",  # as of "<frozen importlib>"
 )
 """Prefixes of the paths of library code, as opposed to the user's own."""
+_GRPC_STATUS = {
+    400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
+    409: "FAILED_PRECONDITION", 410: "DATA_LOSS", 413: "INVALID_ARGUMENT", 422: "INVALID_ARGUMENT",
+    431: "INVALID_ARGUMENT", 500: "INTERNAL", 502: "UNAVAILABLE", 503: "RESOURCE_EXHAUSTED", 504: "DEADLINE_EXCEEDED",
+}  # fmt: skip
+"""gRPC's status by HTTP's."""
 
 
 class BrayxError(Exception):
@@ -81,6 +87,10 @@ class BrayxError(Exception):
     code: ClassVar[str] = "internal"
     http_status: ClassVar[int] = 500
     grpc_status: ClassVar[str] = "INTERNAL"
+
+    def __init_subclass__(cls) -> None:
+        if "http_status" in vars(cls):
+            cls.grpc_status = _GRPC_STATUS[cls.http_status]
 
     def __init__(self, message: str, **details: Json) -> None:
         super().__init__(message)
@@ -147,7 +157,6 @@ class ProtocolError(BrayxError):
 
     code = "bad_request"
     http_status = 400
-    grpc_status = "INVALID_ARGUMENT"
 
 
 class BadBody(ProtocolError):
@@ -191,7 +200,6 @@ class Unauthorized(BrayxError):
 
     code = "unauthorized"
     http_status = 401
-    grpc_status = "UNAUTHENTICATED"
 
 
 class Forbidden(BrayxError):
@@ -199,7 +207,6 @@ class Forbidden(BrayxError):
 
     code = "forbidden"
     http_status = 403
-    grpc_status = "PERMISSION_DENIED"
 
 
 class SessionError(BrayxError):
@@ -207,7 +214,6 @@ class SessionError(BrayxError):
 
     code = "session_error"
     http_status = 409
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class SessionUnknown(SessionError):
@@ -215,7 +221,6 @@ class SessionUnknown(SessionError):
 
     code = "session_unknown"
     http_status = 404
-    grpc_status = "NOT_FOUND"
 
 
 class SessionExists(SessionError):
@@ -231,7 +236,6 @@ class SessionLost(SessionError):
 
     code = "session_lost"
     http_status = 410
-    grpc_status = "DATA_LOSS"
 
 
 class SessionResumed(SessionError):
@@ -261,7 +265,6 @@ class Overloaded(BrayxError):
 
     code = "overloaded"
     http_status = 503
-    grpc_status = "RESOURCE_EXHAUSTED"
 
 
 class ServiceFull(Overloaded):
@@ -287,7 +290,6 @@ class DeadlineExceeded(BrayxError):
 
     code = "deadline_exceeded"
     http_status = 504
-    grpc_status = "DEADLINE_EXCEEDED"
 
 
 class ModelError(BrayxError):
@@ -301,7 +303,6 @@ class ShapeMismatch(ModelError):
 
     code = "shape_mismatch"
     http_status = 422
-    grpc_status = "INVALID_ARGUMENT"
 
 
 class EngineMismatch(ModelError):
@@ -315,7 +316,6 @@ class WeightsFrozen(ModelError):
 
     code = "weights_frozen"
     http_status = 409
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class BadWeights(ModelError):
@@ -323,7 +323,6 @@ class BadWeights(ModelError):
 
     code = "bad_weights"
     http_status = 422
-    grpc_status = "INVALID_ARGUMENT"
 
 
 class Diverged(ModelError):
@@ -331,7 +330,6 @@ class Diverged(ModelError):
 
     code = "diverged"
     http_status = 422
-    grpc_status = "INVALID_ARGUMENT"
 
 
 class VersionUnknown(ModelError):
@@ -339,7 +337,6 @@ class VersionUnknown(ModelError):
 
     code = "version_unknown"
     http_status = 404
-    grpc_status = "NOT_FOUND"
 
 
 class ReplayError(BrayxError):
@@ -353,7 +350,6 @@ class BadFragment(ReplayError):
 
     code = "bad_fragment"
     http_status = 422
-    grpc_status = "INVALID_ARGUMENT"
 
 
 class LeagueError(BrayxError):
@@ -361,7 +357,6 @@ class LeagueError(BrayxError):
 
     code = "league_error"
     http_status = 409
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class BadRecording(BrayxError):
@@ -369,7 +364,6 @@ class BadRecording(BrayxError):
 
     code = "bad_recording"
     http_status = 422
-    grpc_status = "INVALID_ARGUMENT"
 
 
 class RecordingUnknown(BadRecording):
@@ -377,7 +371,6 @@ class RecordingUnknown(BadRecording):
 
     code = "recording_unknown"
     http_status = 404
-    grpc_status = "NOT_FOUND"
 
 
 class NotDeterministic(BrayxError):
@@ -385,7 +378,6 @@ class NotDeterministic(BrayxError):
 
     code = "not_deterministic"
     http_status = 409
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class PromotionRefused(BrayxError):
@@ -393,7 +385,6 @@ class PromotionRefused(BrayxError):
 
     code = "promotion_refused"
     http_status = 409
-    grpc_status = "FAILED_PRECONDITION"
 
 
 class EnvironmentFailed(BrayxError):
@@ -407,7 +398,6 @@ class ConfigError(BrayxError):
 
     code = "bad_config"
     http_status = 400
-    grpc_status = "INVALID_ARGUMENT"
 
 
 class TrackingError(BrayxError):
@@ -421,7 +411,6 @@ class ModelNotFound(TrackingError):
 
     code = "model_not_found"
     http_status = 404
-    grpc_status = "NOT_FOUND"
 
 
 class TrialNotFound(TrackingError):
@@ -429,7 +418,6 @@ class TrialNotFound(TrackingError):
 
     code = "trial_not_found"
     http_status = 404
-    grpc_status = "NOT_FOUND"
 
 
 class StartupError(BrayxError):
@@ -443,7 +431,6 @@ class JobNotRunning(BrayxError):
 
     code = "job_not_running"
     http_status = 404
-    grpc_status = "NOT_FOUND"
 
 
 class TransportError(BrayxError):
@@ -451,7 +438,6 @@ class TransportError(BrayxError):
 
     code = "transport_error"
     http_status = 502
-    grpc_status = "UNAVAILABLE"
 
 
 class ConnectFailed(TransportError):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import gymnasium
 import numpy as np
 
+from brayx.arrays import jsonable
 from brayx.errors import BadBody, ConfigError
 from brayx.gamecore.contract import DTYPES, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
@@ -288,17 +289,6 @@ def _encode(document: dict[str, Any]) -> bytes:
         return _dumps(document).encode()
     except ValueError:
         raise BadBody(f"the environment gave NaN or infinity, which JSON cannot carry: {document}") from None
-
-
-def jsonable(obs: Any) -> Any:
-    """An observation for `_encode`: arrays become nested lists, tuples lists, dictionaries objects."""
-    if isinstance(obs, np.ndarray | np.generic):
-        return obs.tolist()
-    if isinstance(obs, dict):
-        return {str(name): jsonable(leaf) for name, leaf in obs.items()}
-    if isinstance(obs, tuple | list):
-        return [jsonable(leaf) for leaf in obs]
-    return obs
 
 
 def _action_reader(space: Space) -> Callable[[bytes], Any]:

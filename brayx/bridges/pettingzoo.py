@@ -34,7 +34,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
-from brayx.bridges.env_bodies import EnvBodies, TickBodies, jsonable
+from brayx.arrays import jsonable
+from brayx.bridges.env_bodies import EnvBodies, TickBodies
 from brayx.command_line import SWITCH, EnvOptions
 from brayx.components import load_module
 from brayx.errors import BrayxError, ConfigError

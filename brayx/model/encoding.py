@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 import optree
 
+from brayx.arrays import jsonable
 from brayx.engines.base import LeafSpec, ModelSpec
 from brayx.errors import BadBody, ModelError
 from brayx.strict_json import parse_json
@@ -152,7 +153,7 @@ def dump(document: Mapping[str, Any]) -> bytes:
         ModelError: the values hold NaN or infinity, which JSON does not have.
     """
     try:
-        return json.dumps(_plain(document), allow_nan=False, separators=(",", ":")).encode()
+        return json.dumps(jsonable(document), allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
         raise ModelError("the outputs hold NaN or infinity, which JSON cannot carry; safetensors can") from None
 
@@ -191,13 +192,3 @@ def spec_of(inputs: Sequence[LeafSpec], outputs: Sequence[LeafSpec]) -> ModelSpe
     into, input_tree = optree.tree_flatten(arguments)
     out_of, output_tree = optree.tree_flatten(result)
     return ModelSpec(tuple(inputs[i] for i in into), tuple(outputs[i] for i in out_of), input_tree, output_tree)
-
-
-def _plain(value: NestedArray) -> Any:
-    if isinstance(value, np.ndarray | np.generic):
-        return value.tolist()
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(part) for part in value]
-    return value
