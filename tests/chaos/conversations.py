@@ -12,13 +12,16 @@ import socket
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import httptools
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from brayx.gamecore.protocol import MAX_SEQ, WS_SUBPROTOCOL, StepKind, StepRequest, encode_numbered, request_headers
 from brayx.gamecore.tcp import ReplyReader, encode_request
-from tests.chaos.target import MAX_BODY_BYTES, WAIT_S
+from tests.chaos.target import MAX_BODY_BYTES, WAIT_S, Door, Target
 from tests.chaos.traffic import ws_frame
 
 START, TICK, STOP, CALL = StepKind.START, StepKind.TICK, StepKind.STOP, StepKind.CALL
@@ -322,3 +325,28 @@ def _frame(buffer: bytes) -> tuple[tuple[int, bytes] | None, bytes]:
     if len(buffer) < start + size:
         return None, buffer
     return (buffer[0] & 0x0F, buffer[start : start + size]), buffer[start + size :]
+
+
+def conversation_tests(examples: int) -> tuple[Any, Any, Any]:
+    """Tests that the doors of a fixture ``target`` answer any conversation: over TCP, HTTP and WebSocket."""
+    chosen = settings(max_examples=examples, suppress_health_check=list(HealthCheck))
+
+    @chosen
+    @given(talk=conversations(), sizes=cuts())
+    def over_tcp(target: Target, talk: list[Ask], sizes: list[int]) -> None:
+        talk_tcp(target.address("tcp"), talk, sizes)
+
+    @pytest.mark.parametrize("door", ["http", "asgi http"])
+    @chosen
+    @given(talk=conversations(), sizes=cuts(), chunked=st.booleans())
+    def over_http(target: Target, door: Door, talk: list[Ask], sizes: list[int], chunked: bool) -> None:
+        talk_http(target.address(door), talk, sizes, chunked)
+
+    @pytest.mark.parametrize("door", ["ws", "asgi ws"])
+    @chosen
+    @given(talk=st.lists(messages(), max_size=25), sizes=cuts(), wait=st.booleans())
+    def over_websocket(target: Target, door: Door, talk: list[Message], sizes: list[int], wait: bool) -> None:
+        # uvicorn answers a ping that is sent along with the opening before the opening itself.
+        talk_ws(target.address(door), talk, sizes, wait=wait or door == "asgi ws")
+
+    return over_tcp, over_http, over_websocket

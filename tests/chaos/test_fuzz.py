@@ -12,19 +12,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from tests.chaos.conversations import (
-    Ask,
-    Message,
-    conversations,
-    cuts,
-    messages,
-    talk_http,
-    talk_tcp,
-    talk_ws,
-)
+from tests.chaos.conversations import conversation_tests
 from tests.chaos.hostile import Where, closed, connected, deaf, stalled
 from tests.chaos.target import NOISE_OF_UVICORN, Door, Target, faults, further, guarded, settled
 from tests.chaos.traffic import Tally, storm
@@ -46,7 +35,6 @@ GROWTH_BYTES = 24 * 2**20
 """More than pools waver by on an idle service; a leak of 30 bytes a frame is more than that."""
 UNANSWERED_S = 60.0
 """For a WebSocket ping, its answer and the end of the connection: twenty seconds each at most."""
-EXAMPLES = max(20, int(1500 * SHARE))
 
 
 @pytest.mark.parametrize(("doors", "noise"), [(NATIVE, []), (ASGI, NOISE_OF_UVICORN)], ids=["native", "asgi"])
@@ -86,31 +74,9 @@ def target() -> Iterator[Target]:
         assert not faults(report, *NOISE_OF_UVICORN)
 
 
-many = settings(max_examples=EXAMPLES, suppress_health_check=list(HealthCheck))
-
-
-@many
-@given(talk=conversations(), sizes=cuts())
-def test_any_conversation_over_tcp(target: Target, talk: list[Ask], sizes: list[int]) -> None:
-    talk_tcp(target.address("tcp"), talk, sizes)
-
-
-@pytest.mark.parametrize("door", ["http", "asgi http"])
-@many
-@given(talk=conversations(), sizes=cuts(), chunked=st.booleans())
-def test_any_conversation_over_http(
-    target: Target, door: Door, talk: list[Ask], sizes: list[int], chunked: bool
-) -> None:
-    talk_http(target.address(door), talk, sizes, chunked)
-
-
-@pytest.mark.parametrize("door", ["ws", "asgi ws"])
-@many
-@given(talk=st.lists(messages(), max_size=25), sizes=cuts(), wait=st.booleans())
-def test_any_conversation_over_websocket(
-    target: Target, door: Door, talk: list[Message], sizes: list[int], wait: bool
-) -> None:
-    talk_ws(target.address(door), talk, sizes, wait=wait or door == "asgi ws")
+test_any_conversation_over_tcp, test_any_conversation_over_http, test_any_conversation_over_websocket = (
+    conversation_tests(examples=max(20, int(1500 * SHARE)))
+)
 
 
 @pytest.mark.parametrize("door", ["http", "ws", "tcp", "asgi http", "asgi ws", "grpc"])

@@ -251,16 +251,17 @@ def test_an_invalid_option_is_refused_by_name(option):
         Training(**option)
 
 
+class Small(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+
+    def forward(self, obs):
+        y = self.layer(obs)
+        return {"logits": y[..., :2], "value": y[..., 2]}
+
+
 def test_a_custom_model_is_used():
-    class Small(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 3)
-
-        def forward(self, obs):
-            y = self.layer(obs)
-            return {"logits": y[..., :2], "value": y[..., 2]}
-
     def model(obs, spec):
         assert (obs.shape, spec.sizes) == ((4,), (2,))
         return Small(), (np.zeros((1, 4), np.float32),)
@@ -270,14 +271,9 @@ def test_a_custom_model_is_used():
 
 @pytest.mark.parametrize("engine", get_args(ActingEngine))
 def test_an_argument_named_state_is_a_normal_input_in_learning(engine):
-    class Bare(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 3)
-
+    class Bare(Small):
         def forward(self, state):
-            y = self.layer(state)
-            return {"logits": y[..., :2], "value": y[..., 2]}
+            return super().forward(state)
 
     training = Training(**{**QUICK, "engine": engine}, evaluation_episodes=2)
     result = train_local(
@@ -286,16 +282,11 @@ def test_an_argument_named_state_is_a_normal_input_in_learning(engine):
     assert result.updates > 0
 
 
-class Columns(torch.nn.Module):
+class Columns(Small):
     """Gives a value as a column."""
 
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 3)
-
     def forward(self, obs):
-        y = self.layer(obs)
-        return {"logits": y[..., :2], "value": y[..., 2:]}
+        return {**super().forward(obs), "value": self.layer(obs)[..., 2:]}
 
 
 class Whole(gymnasium.Env):

@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from tests.chaos.conversations import Ask, Message, conversations, cuts, messages, talk_http, talk_tcp, talk_ws
+from tests.chaos.conversations import conversation_tests
 from tests.chaos.hostile import Where, closed, connected, dawdling, stalled
 from tests.chaos.target import DOORS, NOISE_OF_UVICORN, Door, Target, faults, further, guarded, settled
 from tests.chaos.traffic import Tally, storm
@@ -18,7 +16,6 @@ from tests.waiting import until_awaited as until
 STALL_S = 0.4
 IMPATIENT = {"stall_s": STALL_S, "idle_s": 10.0, "idle_timeout_s": 10.0}
 FRAMES: dict[Door, int] = {"tcp": 3000, "http": 1500, "ws": 1000, "asgi http": 500, "asgi ws": 500, "grpc": 200}
-few = settings(max_examples=25, suppress_health_check=list(HealthCheck))
 
 
 @pytest.fixture(scope="module")
@@ -48,29 +45,9 @@ async def test_damaged_frames_harm_no_other_client(target: Target) -> None:
         assert ticks[door] > 0
 
 
-@few
-@given(talk=conversations(), sizes=cuts())
-def test_any_conversation_over_tcp(target: Target, talk: list[Ask], sizes: list[int]) -> None:
-    talk_tcp(target.address("tcp"), talk, sizes)
-
-
-@pytest.mark.parametrize("door", ["http", "asgi http"])
-@few
-@given(talk=conversations(), sizes=cuts(), chunked=st.booleans())
-def test_any_conversation_over_http(
-    target: Target, door: Door, talk: list[Ask], sizes: list[int], chunked: bool
-) -> None:
-    talk_http(target.address(door), talk, sizes, chunked)
-
-
-@pytest.mark.parametrize("door", ["ws", "asgi ws"])
-@few
-@given(talk=st.lists(messages(), max_size=25), sizes=cuts(), wait=st.booleans())
-def test_any_conversation_over_websocket(
-    target: Target, door: Door, talk: list[Message], sizes: list[int], wait: bool
-) -> None:
-    # uvicorn answers a ping that is sent along with the opening before the opening itself.
-    talk_ws(target.address(door), talk, sizes, wait=wait or door == "asgi ws")
+test_any_conversation_over_tcp, test_any_conversation_over_http, test_any_conversation_over_websocket = (
+    conversation_tests(examples=25)
+)
 
 
 @pytest.fixture(scope="module")
