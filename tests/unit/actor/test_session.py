@@ -41,17 +41,6 @@ async def test_start_tick_stop() -> None:
     assert len(bench.actors) == 2
 
 
-async def test_start_twice_and_stop_twice() -> None:
-    bench = Bench()
-    await bench.ask("start")
-    with pytest.raises(SessionExists):
-        await bench.ask("start")
-    assert await bench.ask("tick", body=b"still here") == b"s:still here"
-    await bench.ask("stop")
-    with pytest.raises(SessionUnknown):
-        await bench.ask("stop")
-
-
 async def test_ticks_of_one_session_run_in_order_of_arrival() -> None:
     bench = Bench()
     await bench.ask("start")
@@ -372,14 +361,6 @@ class TestNumberedTicks:
         with pytest.raises(BadBody):
             await bench.number(0, b"bad")
         assert await bench.number(0, b"good") == b"s:good"
-
-    async def test_ticks_without_a_number_leave_the_numbering_alone(self) -> None:
-        bench = Bench()
-        await bench.ask("start")
-        await bench.number(0, b"a")
-        await bench.ask("tick", body=b"plain")
-        assert await bench.number(0, b"a") == b"s:a"
-        assert await bench.number(1, b"b") == b"s:b"
 
 
 async def test_stops_that_wait_are_bounded_like_ticks() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import os
 import threading
 import time
@@ -172,17 +174,25 @@ async def test_a_refused_load_leaves_the_weights_in_use(make, engine):
     assert (await model.forward(OBS)).policy_version == 0
 
 
+@contextlib.asynccontextmanager
+async def swapping(model):
+    """Loads a new version in each turn of the event loop."""
+    over = asyncio.Event()
+
+    async def swap():
+        for version in itertools.takewhile(lambda _: not over.is_set(), itertools.count(1)):
+            model.load(version, factor(version))
+            await asyncio.sleep(0)
+
+    swapper = asyncio.create_task(swap())
+    yield
+    over.set()
+    await swapper
+
+
 async def test_results_never_mix_versions_under_swaps(make, engine):
     batches = []
     model = make(engine, max_batch_size=8, weights=factor(0), on_batch=lambda rows, *_: batches.append(rows))
-    done = False
-
-    async def swap():
-        version = 0
-        while not done:
-            version += 1
-            model.load(version, factor(version))
-            await asyncio.sleep(0)
 
     async def act():
         last = 0
@@ -192,10 +202,8 @@ async def test_results_never_mix_versions_under_swaps(make, engine):
             assert forward.policy_version >= last
             last = forward.policy_version
 
-    swapper = asyncio.create_task(swap())
-    await asyncio.gather(*[act() for _ in range(16)])
-    done = True
-    await swapper
+    async with swapping(model):
+        await asyncio.gather(*[act() for _ in range(16)])
     assert max(batches) == 8
     assert model.version > 5
 
@@ -343,14 +351,6 @@ async def test_pinned_sessions_of_one_version_share_batches(make, engine):
 
 async def test_swaps_never_affect_running_batches_pinned_or_not(make, engine):
     model = make(engine, max_batch_size=4, weights=factor(0))
-    done = False
-
-    async def swap():
-        version = 0
-        while not done:
-            version += 1
-            model.load(version, factor(version))
-            await asyncio.sleep(0)
 
     async def session():
         for _ in range(10):
@@ -361,10 +361,8 @@ async def test_swaps_never_affect_running_batches_pinned_or_not(make, engine):
                 forward = await model.forward(OBS)
                 assert forward.policy_version == forward.outputs["factor"] >= pinned.version
 
-    swapper = asyncio.create_task(swap())
-    await asyncio.gather(*[session() for _ in range(8)])
-    done = True
-    await swapper
+    async with swapping(model):
+        await asyncio.gather(*[session() for _ in range(8)])
 
 
 async def test_a_fixed_batch_size_is_what_the_engine_sees(make, engine, monkeypatch):
