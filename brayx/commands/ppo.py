@@ -347,6 +347,7 @@ def _watched(
             "num_steps": training.num_steps,
             "target_return": training.target_return,
             "numbers": dict(newest),
+            "errors": running.run.error_lines(),
         }
 
     shown, no_door = JobConfig.of(job, ""), contextlib.nullcontext()
@@ -358,6 +359,11 @@ def _watched(
         while running.goes_on():
             running.iterate()
         result = running.result(say_after_silence)
+        for line in running.run.error_lines():
+            say(line)
+        if result.dropped:
+            share = result.dropped / result.env_steps
+            say(f"not learned from: {result.dropped:,} of {result.env_steps:,} env steps ({share:.1%})")
         if result.reason == "stopped":
             return result, ("", "")
         return result, _register(clerk, job["project"], chosen["env"], result)

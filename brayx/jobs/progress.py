@@ -176,7 +176,7 @@ def losses_of_recordings(numbers: Mapping[str, float]) -> list[str]:
 
 
 def _counted(metric: str, label: str, count: float) -> str:
-    counted = {word: f"{count:,.0f} {word[:-1] if count == 1 else word}" for word in _COUNTED}
+    counted = {word: f"{count:,.0f} {word[:-1] if round(count) == 1 else word}" for word in _COUNTED}
     return _WHAT[metric].format(**counted, label=label)
 
 

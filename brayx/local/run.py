@@ -16,17 +16,22 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from brayx import clock
 from brayx.engines.base import check_finite, load_weights
-from brayx.errors import BadFragment, Diverged
+from brayx.errors import Diverged
+from brayx.jobs.progress import error_lines
+from brayx.jobs.watching import Losses
 from brayx.local.demonstrations import Demonstrations
 from brayx.metrics import Drained, Recorder
 from brayx.metrics.totals import Totals
 from brayx.replay.packing import Batch, check_columns
 from brayx.replay.samplers import Importance
 from brayx.replay.table import Table
+from brayx.replay.unfit import without_unfit
 from brayx.rollout.collector import Collector, Episode, record_episodes, seed_after
 from brayx.threads import NativeThread
 from brayx.tracking.pending import Keeper
+from brayx.trainer.config import TrainerConfig
 from brayx.trainer.loop import GAMES_METRIC, RETURN_METRIC
 from brayx.types import Columns, Weights
 
@@ -35,8 +40,7 @@ logger = logging.getLogger(__name__)
 _STEPS = "rollout_env_steps"
 _IMITATED = "imitated"
 """Key in a checkpoint's ``meta.json``: the number of demonstration batches learned from."""
-_MAX_UNFIT_RUNS = 3
-"""Training ends if this many runs have come and nothing in any of them is fit to learn from."""
+_MAX_LOST_SHARE = TrainerConfig.model_fields["max_lost_share"].default
 _END_S = 30.0
 """Deadline for the collector's thread to finish its current run."""
 
@@ -104,8 +108,8 @@ class Run:
     ) -> None:
         self.env_steps = 0
         self.dropped = 0
-        self._unfit: BadFragment | None = None
-        self._unfit_runs = 0
+        self._unfit = ""
+        self._losses = Losses(_MAX_LOST_SHARE, clock.now)
         self.about: dict[str, Any] = {}
         self._steps_before = 0
         self._begun_at = 0
@@ -265,12 +269,16 @@ class Run:
             Diverged: names the first field that was not finite.
         """
         collected = self.env_steps - self._steps_before
-        if self._unfit is not None and self.dropped == collected:
-            raise Diverged(
-                f"nothing was learned: all {collected:,} transitions were dropped; {self._unfit}, expected finite "
-                "float32 numbers",
-                fields=[self._unfit.details["field"]],
-            )
+        if self._unfit and self.dropped == collected:
+            raise self._diverged(f"nothing was learned: all {collected:,} transitions were dropped")
+
+    def _diverged(self, why: str) -> Diverged:
+        message = f"{why}; {self._unfit}, expected finite float32 numbers: mend that, and run the same command again"
+        return Diverged(message, fields=[self._unfit.partition(":")[0]])
+
+    def error_lines(self) -> list[str]:
+        """What was not learned from, and why; see `brayx.jobs.progress.error_lines`."""
+        return error_lines(self._totals.snapshot(), self._totals.notes)
 
     def _to_imitate(self, count: int) -> Iterator[Batch]:
         """Up to ``count`` batches of demonstrations; none without demonstrations or after the end of training."""
@@ -318,46 +326,19 @@ class Run:
         self._recorder.add("env_steps", count)
         record_episodes(self._recorder, episodes)
         self._ended = time.monotonic()
-        good = self._fit_to_learn_from(arrays)
+        good, lost, note = without_unfit(arrays, self._recorder, keep_shape=self._table is None)
+        if note and not self._unfit:
+            logger.warning("not learned from: %s", note)
+        self.dropped, self._unfit = self.dropped + lost, note or self._unfit
         if good is None:
-            self._unfit_runs += 1
-            if self._unfit_runs >= _MAX_UNFIT_RUNS:
-                self.check_learned()
             return
+        check_columns(Columns(good), good["mask"].shape[1] - 1, None)
+        self._recorder.add("fragments_pushed", 1)
         if self._table is None:
             yield good
         else:
             yield from self._sampled(self._table, Columns(good))
         self._ended = time.monotonic()
-
-    def _fit_to_learn_from(self, arrays: Batch) -> Batch | None:
-        """Removes columns with NaN or infinite values from a run; None if no column is left.
-
-        Without a table the batch keeps its shape: bad columns are zeroed, which masks them out.
-        """
-        try:
-            check_columns(Columns(arrays), arrays["mask"].shape[1] - 1, None)
-            return arrays
-        except BadFragment as error:
-            bad = np.zeros(len(arrays["mask"]), np.bool_)
-            for array in arrays.values():
-                if array.dtype.kind == "f":
-                    bad |= ~np.isfinite(array).reshape(len(array), -1).all(axis=1)
-            if not bad.any():
-                raise
-            if self._unfit is None:
-                self._unfit = error
-                logger.warning("of %d of %d environments a run is not learned from: %s", bad.sum(), len(bad), error)
-        lost = int(arrays["mask"][bad].sum())
-        self.dropped += lost
-        self._recorder.add("replay_dropped", lost, label="bad_fragment")
-        if bad.all():
-            return None
-        if self._table is not None:
-            return {key: array[~bad] for key, array in arrays.items()}
-        for array in arrays.values():
-            array[bad] = 0
-        return arrays
 
     def _sampled(self, table: Table, left: Columns | None) -> Iterator[Batch]:
         """Alternates between inserting and sampling, as far as the table's rate limiter allows, until all columns are
@@ -381,6 +362,8 @@ class Run:
         """Adds a point to the learning curve and calls ``on_update``, after the updates of each run; returns the
         newest metrics."""
         numbers = self.newest()
+        if self._losses.is_over(numbers):
+            raise self._diverged(f"more than {_MAX_LOST_SHARE:.0%} of the newest steps were dropped")
         self._totals.take_interval()  # the next means cover the next run only
         if numbers.get(GAMES_METRIC):
             mean = numbers.get(RETURN_METRIC, float("nan"))

@@ -163,7 +163,6 @@ class Trainer:
         numbers = self._running.iterate()
         self._iterations += 1
         run = self._running.run
-        run.check_learned()
         return {
             **numbers,
             "iteration": self._iterations,

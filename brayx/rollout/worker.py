@@ -16,6 +16,7 @@ from typing import Protocol
 
 from brayx.errors import BadFragment, ReplayError
 from brayx.metrics import Recorder
+from brayx.replay.unfit import without_unfit
 from brayx.rollout.collector import Collector, record_episodes
 from brayx.rollout.spec import RolloutSpec, rounds
 from brayx.types import Columns, Fragment, Weights
@@ -208,10 +209,14 @@ class Worker:
                 log.warning("%s", error.message)
 
     def _push(self, columns: Columns, overdue: bool, waited_s: float, until: float) -> None:
-        if overdue:  # the learner makes no room: keep the newest fragments for when it continues
-            self._buffer.push(columns)
+        is_fifo = self._spec.buffer_config.sampler == "fifo"
+        arrays, _, _ = without_unfit(dict(columns.arrays), self._sink, keep_shape=is_fifo)
+        if arrays is None:
+            self._made -= 1  # collect another one: all workers wait for an update that needs it
+        elif overdue:  # the learner makes no room: keep the newest fragments for when it continues
+            self._buffer.push(Columns(arrays))
         else:
-            self._left = [columns]
+            self._left = [Columns(arrays)]
             self._offer(max(0.0, min(_OFFER_S, until - time.monotonic())))
         if self._moments is not None:
             self._moments.turn()
