@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import difflib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -60,8 +61,8 @@ class Parser(argparse.ArgumentParser):
 
 
 _SILENT_S = 2.0
-_said_at = 0.0
-"""Time of the newest line, on the monotonic clock."""
+_said_at = math.inf
+"""Time of a command's newest line, on the monotonic clock. A notebook has none, so it gets no line after a silence."""
 
 
 def say(line: str) -> None:
