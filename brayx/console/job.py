@@ -25,13 +25,13 @@ from brayx.actor.live_ticks import LiveTicks
 from brayx.console.port import ConsolePort
 from brayx.errors import ConfigError, StartupError
 from brayx.gamecore.auth import Keys
-from brayx.jobs.config import JobConfig, pool_name
 from brayx.jobs.progress import error_lines
 from brayx.league.files import levels_file
 from brayx.ports import is_loopback
 from brayx.recording.drawing import Drawing
 
 if TYPE_CHECKING:
+    from brayx.jobs.config import JobConfig
     from brayx.metrics.numbers import LocalNumbers
     from brayx.model.following import AliasFollower
 
@@ -243,6 +243,8 @@ def _board(job: JobConfig) -> dict[str, Any] | None:
     """How a human plays the job's game in the page: arguments of `brayx.console.games.HumanGames`; None: not at all."""
     if not job.boards or not job.actors:
         return None
+    from brayx.jobs.config import pool_name  # loads torch, which a replica may not need
+
     board, actor = next(iter(job.boards.values())), next(iter(job.actors.values()))
     league = next(iter(job.leagues.values()), None)
     return {

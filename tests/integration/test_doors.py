@@ -269,7 +269,9 @@ def test_a_replicas_serve_port_refuses_pickles_without_the_token(echo: str, tmp_
         location = locate(str(client.session))
         client.stop()
     assert location is not None
-    listening = psutil.Process(pid_of(location.address)).net_connections("tcp")
+    replica = psutil.Process(pid_of(location.address))
+    assert not [file.path for file in replica.memory_maps() if "libtorch" in file.path], "200 MB for nothing"
+    listening = replica.net_connections("tcp")
     ports = {c.laddr.port for c in listening if c.status == psutil.CONN_LISTEN and c.laddr.ip in ("::", "0.0.0.0")}
     request = ASGIRequest(pickled_request_metadata=pickle.dumps(Touch(tmp_path / "touched")))
     codes = []
