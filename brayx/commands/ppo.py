@@ -69,50 +69,24 @@ _COMMON: dict[str, Any] = {
 _ANNEALED = {"learning_rate_schedule": "linear", "clip_schedule": "linear"}
 
 _ATARI: dict[str, Any] = {
-    "num_workers": 2,
-    "num_envs": 8,
-    "unroll_length": 64,
-    "learning_rate": 5e-4,
-    "clip_param": 0.1,
-    "epochs": 3,
-    "minibatch_size": 256,
-    "reward_clip": 1.0,
-    "network.convolutions": "small",
-    "network.hidden": [],
+    "num_workers": 2, "num_envs": 8, "unroll_length": 64, "learning_rate": 5e-4, "clip_param": 0.1, "epochs": 3,
+    "minibatch_size": 256, "reward_clip": 1.0, "network.convolutions": "small", "network.hidden": [],
     "blocking": False,  # games step in their own threads during updates
     **_ANNEALED,
-}
+}  # fmt: skip
 
 PRESETS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {
-        "num_workers": 4,
-        "num_envs": 8,
-        "unroll_length": 64,
-        "num_steps": 200_000,
-        "learning_rate": 3e-3,
-        "gamma": 0.98,
-        "gae_lambda": 0.8,
-        "entropy_coef": 0.0,
-        "epochs": 8,
-        "minibatch_size": 1024,
-        **_ANNEALED,
+        "num_workers": 4, "num_envs": 8, "unroll_length": 64, "num_steps": 200_000, "learning_rate": 3e-3,
+        "gamma": 0.98, "gae_lambda": 0.8, "entropy_coef": 0.0, "epochs": 8, "minibatch_size": 1024, **_ANNEALED,
     },
     "Pendulum-v1": {
-        "num_workers": 4,
-        "num_envs": 4,
-        "unroll_length": 128,
-        "num_steps": 400_000,
-        "learning_rate": 1e-3,
-        "gamma": 0.95,
-        "entropy_coef": 0.0,
-        "epochs": 10,
-        "minibatch_size": 512,
-        "normalise_obs": True,
-        "normalise_reward": True,
-        **_ANNEALED,
+        "num_workers": 4, "num_envs": 4, "unroll_length": 128, "num_steps": 400_000, "learning_rate": 1e-3,
+        "gamma": 0.95, "entropy_coef": 0.0, "epochs": 10, "minibatch_size": 512, "normalise_obs": True,
+        "normalise_reward": True, **_ANNEALED,
     },
     "Atari games": _ATARI,
-}
+}  # fmt: skip
 """Presets by Gymnasium id, tuned on two cores for wall time; all Atari games share one."""
 
 _RENAMED = {
