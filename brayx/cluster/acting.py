@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +103,9 @@ class Acting:
         models = dict(self._models)
         if learners:  # requests without a session use the first player's
             models[spec.learned] = next(iter(learners.values()))
-        services = Services(models, buffers, recorder)
+        longest_s = spec.actor.longest_wait_s
+        wait = functools.partial(_caught_up, [*buffers.values()], longest_s) if longest_s and buffers else None
+        services = Services(models, buffers, recorder, caught_up=wait)
         served, run = spec.served_league, asyncio.to_thread if spec.pool is None else spec.pool.run
         contract = spec.config.get("contract")
         behaviour = "" if contract is None else Contract.parse(contract).behaviour
@@ -178,6 +180,13 @@ async def _buffers(spec: ActorSpec, runtime: ActorRuntime, recorder: HubClient) 
         buffers[name] = await asyncio.to_thread(RemoteBuffer.attach, actor_name, recorder=recorder)
         runtime.close.append(functools.partial(asyncio.to_thread, buffers[name].close))
     return buffers
+
+
+async def _caught_up(buffers: Sequence[Any], longest_s: float) -> None:
+    """See `Services.caught_up`."""
+    for buffer in buffers:
+        if isinstance(buffer, RemoteBuffer):
+            await buffer.caught_up(longest_s)
 
 
 async def _snapshots(

@@ -84,6 +84,11 @@ class Outbox:
         self.dropped: Counter[str] = Counter()
         self.closed = False
 
+    @property
+    def has_queue(self) -> bool:
+        """Whether replays wait for a call that is in flight."""
+        return bool(self._pending)
+
     def push(self, replays: tuple[Replay, ...]) -> None:
         """Sends replays with the next call; returns at once. Safe from any thread."""
         # Only once a replay was refused: walking the stack costs some 3 µs, which good pushes need not pay.

@@ -27,6 +27,7 @@ from brayx.replay.packing import READY_KEY, Batch, Layout, transitions
 
 _LOOK_AGAIN_S = 0.5
 """Interval at which a waiting push checks whether the handle was closed."""
+_LOOK_AT_QUEUE_S = 0.02
 _MAX_WAITING = 64
 """Most pushes of a handle that wait at the same time in `RemoteBuffer.push_async`; others wait for one of them."""
 _LOOK_S = 1.0
@@ -154,6 +155,15 @@ class RemoteBuffer:
                 have been stored.
         """
         return self._offer(replays, time.monotonic() + timeout_s, threading.Event())
+
+    async def caught_up(self, timeout_s: float) -> None:
+        """Waits, at most ``timeout_s``, while pushes queue here for a table's rate limiter: more data would be old, and
+        finally dropped."""
+        deadline = time.monotonic() + timeout_s
+        while self.config.samples_per_insert is not None and self._outbox.has_queue:
+            if time.monotonic() > deadline:
+                break
+            await asyncio.sleep(_LOOK_AT_QUEUE_S)
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()

@@ -107,6 +107,20 @@ def test_what_a_table_did_not_admit_yet_is_pushed_again_before_the_rest(calls):
     assert remote.dropped == {"full": 1, "closed": 4}
 
 
+@pytest.mark.parametrize("rate", [2.0, None])
+async def test_a_game_waits_until_a_table_has_admitted_what_it_played(calls, rate):
+    remote = buffer((calls, ""), config=changed(sampler="uniform", size=10, samples_per_insert=rate))
+    remote.push(fragment(3))
+    await remote.caught_up(60.0)
+    remote.push(fragment(4))
+    game = asyncio.create_task(remote.caught_up(600.0))
+    await asyncio.sleep(0)
+    assert game.done() is (rate is None)
+    calls.made[0][1].set_result(taken(1))
+    await asyncio.wait_for(game, 60)
+    remote.close(0)
+
+
 def test_a_malformed_fragment_is_counted_and_blocks_nothing(calls):
     """A reward that is one number has no length; the buffer reports that to the caller."""
     remote = buffer((calls, ""), max_pending=2)
