@@ -19,6 +19,7 @@ from brayx.gamecore.client import Client
 from brayx.jobs.config import JobConfig
 from brayx.local.serving import Serving
 from brayx.tracking import Trial, register
+from tests.waiting import until
 
 PROJECT = "watched"
 WAIT_S = 30.0
@@ -100,6 +101,17 @@ class Console:
         reply = self.http.post(path, json=body)
         assert reply.status_code == 200, reply.text
         return reply.json()
+
+    def recorded(self, session: str) -> Any:
+        """The newest recording of a session, once it has ended and is written."""
+        written: list[Any] = []
+
+        def has_ended() -> bool:
+            written[:] = self.get("/api/recordings", session=session)["recordings"][:1]
+            return bool(written and written[0]["end"])
+
+        until(has_ended, "the recording is written", WAIT_S)
+        return written[0]
 
     def refusal(self, method: str, path: str, **options: Any) -> tuple[int, str]:
         reply = self.http.request(method, path, **options)

@@ -187,12 +187,7 @@ def test_recordings_trials_health_and_refusals(served: tuple[Job, Serving, Conso
         for x in range(5):
             tick(float(x))
 
-    def recorded() -> list[Any]:
-        recordings = console.get("/api/recordings")["recordings"]
-        return [recording for recording in recordings if recording["session"] == "recorded" and recording["end"]]
-
-    until(recorded, "the recording is written", WAIT_S)
-    (recording,) = recorded()
+    recording = console.recorded("recorded")
     assert (recording["ticks"], recording["end"], recording["result"]) == (5, "stop", 7.0)
     page = console.get(f"/api/recordings/{recording['id']}", first=1, count=2)
     assert (page["start"], page["start_reply"]) == (None, "Game Started")
@@ -283,16 +278,12 @@ def test_a_recording_is_downloaded_in_each_format(served: tuple[Job, Serving, Co
             for x in range(20):
                 tick(float(x))
 
-    def recorded(session: str) -> Any:
-        recordings = console.get("/api/recordings", session=session)["recordings"]
-        return recordings[0]["id"] if recordings and recordings[0]["end"] else ""
-
     def download(session: str, **query: str) -> Path:
-        reply = console.http.get(f"/api/recordings/{recorded(session)}/file", params=query)
+        reply = console.http.get(f"/api/recordings/{console.recorded(session)['id']}/file", params=query)
         assert reply.status_code == 200, reply.text
         assert int(reply.headers["content-length"]) == len(reply.content)
         named = reply.headers["content-disposition"].split('"')[1]
-        assert named.startswith(f"{session}-{recorded(session)[:8]}.")
+        assert named.startswith(f"{session}-{console.recorded(session)['id'][:8]}.")
         file = tmp_path / named
         file.write_bytes(reply.content)
         if file.suffix != ".zip":
@@ -300,7 +291,6 @@ def test_a_recording_is_downloaded_in_each_format(served: tuple[Job, Serving, Co
         zipfile.ZipFile(file).extractall(tmp_path)
         return file.with_suffix("")
 
-    until(lambda: recorded("plain") and recorded("filmed"), "the recordings are written", WAIT_S)
     (plain,) = brayx.recording.open(str(download("plain")))
     assert (plain.session, plain["obs"][:, 0].tolist()) == ("plain", [*map(float, range(20))])
     (filmed,) = brayx.recording.open(str(download("filmed", format="parquet")))
@@ -309,7 +299,7 @@ def test_a_recording_is_downloaded_in_each_format(served: tuple[Job, Serving, Co
     np.testing.assert_allclose(image, np.full((32, 32, 3), 70), atol=3)
     with av.open(download("filmed", format="mp4")) as video:
         assert video.streams.video[0].frames == 20
-    path = f"/api/recordings/{recorded('plain')}/file"
+    path = f"/api/recordings/{console.recorded('plain')['id']}/file"
     if importlib.util.find_spec("rerun"):
         assert download("plain", format="rerun").read_bytes().startswith(b"RRF2")
     else:
@@ -333,12 +323,7 @@ def test_frames_live_and_recorded(served: tuple[Job, Serving, Console]) -> None:
         shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(live[-1]["image"].partition(",")[2]))))
         np.testing.assert_array_equal(shown, np.full((300, 300, 3), 20))
 
-    def recorded() -> list[Any]:
-        recordings = console.get("/api/recordings")["recordings"]
-        return [recording for recording in recordings if recording["session"] == "pictured" and recording["end"]]
-
-    until(recorded, "the recording is written", WAIT_S)
-    (recording,) = recorded()
+    recording = console.recorded("pictured")
     assert recording["frames"] == 3
     path = f"/api/recordings/{recording['id']}/frames"
     reply = console.http.get(f"{path}/2")
@@ -348,8 +333,7 @@ def test_frames_live_and_recorded(served: tuple[Job, Serving, Console]) -> None:
     assert console.refusal("GET", f"{path}/-1") == (400, "bad_request")
     with playing(serving.url, "unpictured") as tick:
         tick(0.0)
-    until(lambda: any(row["session"] == "unpictured" for row in console.get("/api/recordings")["recordings"]), "it is")
-    (other,) = [row for row in console.get("/api/recordings")["recordings"] if row["session"] == "unpictured"]
+    other = console.recorded("unpictured")
     assert (other["frames"], console.http.get(f"/api/recordings/{other['id']}/frames/0").status_code) == (0, 204)
 
 
@@ -361,8 +345,7 @@ def test_a_recording_is_compared_with_versions_one_at_a_time(job: Job) -> None:
         with playing(serving.url, "compared") as tick:
             for x in range(5):
                 tick(float(x))
-        until(lambda: any(row["end"] for row in console.get("/api/recordings")["recordings"]), "it is written", WAIT_S)
-        (recording,) = console.get("/api/recordings")["recordings"]
+        recording = console.recorded("compared")
         path = f"/api/recordings/{recording['id']}/comparison"
 
         def compared(**query: str) -> Any:
@@ -418,12 +401,7 @@ def test_a_comparison_that_nobody_waits_for_is_stopped(
     with playing(serving.url, "left-alone") as tick:
         tick(1.0)
 
-    def recorded() -> list[Any]:
-        recordings = console.get("/api/recordings")["recordings"]
-        return [recording for recording in recordings if recording["session"] == "left-alone" and recording["end"]]
-
-    until(recorded, "the recording is written", WAIT_S)
-    comparisons, key = Comparisons(job.uri), Key(recorded()[0]["id"], f"models:/{PROJECT}/1", "")
+    comparisons, key = Comparisons(job.uri), Key(console.recorded("left-alone")["id"], f"models:/{PROJECT}/1", "")
 
     def processes() -> list[psutil.Process]:
         return ours("brayx.console.comparison_process")

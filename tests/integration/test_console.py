@@ -217,15 +217,7 @@ def test_a_session_with_images_has_a_video_of_its_frames(served: Served) -> None
         for x in range(1, 4):
             tick(float(x))
 
-    def filmed() -> list[Any]:
-        return [
-            recording
-            for recording in served.reader.get("/api/recordings")["recordings"]
-            if recording["session"] == "filmed" and recording["end"]
-        ]
-
-    until(filmed, "it is recorded", WAIT_S)
-    [row] = filmed()
+    row = served.reader.recorded("filmed")
     recording = served.job.job.recording
     assert recording is not None
     episode = brayx.recording.open(recording.folder).find(row["id"])

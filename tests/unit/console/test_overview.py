@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import httpx
 import pytest
+from fastapi import FastAPI
+from nicegui import Client, ui
 
 from brayx.console import verdict
 from brayx.console.documents import ResultDocument, result_of, served_result
 from brayx.console.league import StandingDocument
 from brayx.console.overview import _arms, _curves, with_results
-from brayx.console.page.overview import led
+from brayx.console.page.caller import ApiCaller
+from brayx.console.page.overview import _Loader, _Seen, led
 from brayx.console.source import Source
 from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.tracking import Trial
@@ -23,6 +29,27 @@ def test_the_curve_is_over_env_steps_whatever_the_trial_is_written_over(tracking
     for update in (1, 2):
         trial.log_metrics({RETURN_CHART: 10.0 * update, CHARTS["env_steps"]: 500 * update}, update)
     assert _curves(source, trial.run_id, RETURN_CHART) == [[(500, 10.0), (1000, 20.0)]]
+
+
+async def test_a_recording_is_of_the_running_job_however_late_the_page_asks() -> None:
+    facts = {"result": None, "player": "", "version": 0, "why": "every", "events": 0, "lost": 0}
+    rows = [
+        facts | {"id": str(at), "session": "a", "began_s": at, "ticks": 2, "end": "stop", "frames": 0}
+        for at in (99, 101)
+    ]
+    answers: dict[str, Any] = {
+        "/api/job": {"running": True, "mode": "serve", "up_s": 3.0, "began_s": 100.0},
+        "/api/job/overview": {"verdict": {"state": "idle", "reason": verdict.IDLE}},
+        "/api/recordings": {"folder": "f", "total": 2, "selected": 2, "recordings": rows, "unreadable": {}},
+    }
+    app = FastAPI()
+    app.get("/api/{path:path}")(lambda path: answers.get(f"/api/{path}"))
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        seen = await _Loader(ApiCaller(client, Client(ui.page(""), request=None))).load()
+    assert isinstance(seen, _Seen)
+    assert seen.picture is not None
+    assert seen.picture.recording.id == "101"
 
 
 def test_a_league_is_led_by_the_strongest_member_if_its_interval_is_apart(monkeypatch: pytest.MonkeyPatch) -> None:
