@@ -208,6 +208,10 @@ def test_a_silent_game_keeps_no_sessions(
 # What games do wrong
 
 
+def seeing(height: int, width: int) -> pb.Agent:
+    return pb.Agent(id=1, observations=[picture([np.zeros((height, width, 3), np.uint8)], 3)])
+
+
 @pytest.mark.parametrize(
     ("first", "then", "line"),
     [
@@ -218,6 +222,7 @@ def test_a_silent_game_keeps_no_sessions(
         ([one(1)], [pb.Agent(id=1, observations=[vector([1.0])])], "obs.VectorSensor has shape [1], expected [2]"),
         ([one(1)], [one(1, action_mask=[True, True])], "agent 1: mask.branch_0 allows no choice"),
         ([pb.Agent(id=1)], None, "observations has 0 entries"),
+        ([seeing(4, 5)], [seeing(8, 8)], "obs.CameraSensor has shape [3, 8, 8], expected [3, 4, 5]"),
     ],
 )
 def test_faults_of_a_game_are_said_in_one_line(
@@ -331,17 +336,6 @@ def test_a_message_beyond_the_limit(
         until(named, "the line on the screen")
         assert caller.call(agents_message({BEHAVIOUR: [one(1)]}, [behaviour()])).header.status == 200
         caller.call(leaving())
-
-
-def test_a_picture_of_another_size(service: ContractService, capsys: pytest.CaptureFixture[str]) -> None:
-    with Bridge(service) as bridge, connected(bridge) as caller:
-        small, large = (
-            pb.Agent(id=1, observations=[picture([np.zeros((height, width, 3), np.uint8)], 3)])
-            for height, width in ((4, 5), (8, 8))
-        )
-        assert caller.call(agents_message({BEHAVIOUR: [small]}, [behaviour()])).header.status == 200
-        assert caller.call(agents_message({BEHAVIOUR: [large]})).header.status == 400
-    assert "obs.CameraSensor has shape [3, 8, 8], expected [3, 4, 5]" in said(capsys)
 
 
 # Ports and the service

@@ -230,13 +230,6 @@ async def test_end_wakes_a_waiting_push():
     assert (await actor.stats())["dropped.ended"] == WHOLE
 
 
-async def test_a_bad_fragment_in_a_waiting_push_is_refused():
-    actor = BufferActor(CONFIG)
-    taken = await actor.push([columns(1), columns(1, float("nan")), fragment(3)], False, 0.1)
-    assert (taken.whole, taken.refused) == (3, 1)
-    assert "NaN" in taken.why
-
-
 async def test_a_batch_is_repeated_only_if_the_learner_has_none():
     actor = BufferActor(changed(max_reuse=3, max_in_flight=2))
     reader = await actor.attach()
