@@ -19,7 +19,6 @@ import numpy as np
 from brayx import clock
 from brayx.engines.base import check_finite, load_weights
 from brayx.errors import Diverged
-from brayx.jobs.progress import error_lines
 from brayx.jobs.watching import Losses
 from brayx.local.demonstrations import Demonstrations
 from brayx.metrics import Drained, Recorder
@@ -276,9 +275,10 @@ class Run:
         message = f"{why}; {self._unfit}, expected finite float32 numbers: mend that, and run the same command again"
         return Diverged(message, fields=[self._unfit.partition(":")[0]])
 
-    def error_lines(self) -> list[str]:
-        """What was not learned from, and why; see `brayx.jobs.progress.error_lines`."""
-        return error_lines(self._totals.snapshot(), self._totals.notes)
+    @property
+    def notes(self) -> dict[str, str]:
+        """As `Totals.notes`."""
+        return dict(self._totals.notes)
 
     def _to_imitate(self, count: int) -> Iterator[Batch]:
         """Up to ``count`` batches of demonstrations; none without demonstrations or after the end of training."""
