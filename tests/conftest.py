@@ -100,7 +100,7 @@ def _modules_of_one_file() -> Iterator[None]:
     # Packages extend the path too, such as Ray by what it brings along.
     folders = [folder for folder in added if not Path(folder).is_relative_to(sys.prefix)]
     sys.path[:] = [*path, *(folder for folder in added if folder not in folders)]
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # other threads may be importing
         file = getattr(module, "__file__", None)
         if file and any(Path(file).is_relative_to(folder) for folder in folders):
             del sys.modules[name]

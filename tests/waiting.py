@@ -6,13 +6,15 @@ import asyncio
 import time
 from collections.abc import Callable
 
-WAIT_S = 30.0
+WAIT_S = 120.0
 _EVERY_S = 0.01
 _PATIENCE = 4
-"""Factor on all deadlines: they are written for a machine of one's own, and others share theirs."""
+"""Factor on shorter deadlines: they are written for a machine of one's own, and others share theirs."""
 
 
-def until(condition: Callable[[], object], what: str = "what is waited for", timeout_s: float = WAIT_S) -> None:
+def until(
+    condition: Callable[[], object], what: str = "what is waited for", timeout_s: float = WAIT_S / _PATIENCE
+) -> None:
     """Waits until ``condition`` is true.
 
     Raises:
@@ -25,7 +27,7 @@ def until(condition: Callable[[], object], what: str = "what is waited for", tim
 
 
 async def until_awaited(
-    condition: Callable[[], object], what: str = "what is waited for", timeout_s: float = WAIT_S
+    condition: Callable[[], object], what: str = "what is waited for", timeout_s: float = WAIT_S / _PATIENCE
 ) -> None:
     """As `until`, with the event loop running meanwhile."""
     deadline = time.monotonic() + _PATIENCE * timeout_s
