@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from brayx.jobs.champion import lead_of
+
 MAX_POINTS = 500
 """Maximum points of a curve; a longer one is thinned."""
 
@@ -58,6 +60,12 @@ def result_of(tags: Mapping[str, str]) -> ResultDocument | None:
         return None
     error, games = number_of(tags, f"{prefix}_error"), number_of(tags, f"{prefix}_games")
     return ResultDocument(mean=mean, error=error, games=games, how="training" if prefix == "return" else "evaluation")
+
+
+def lead_of_version(tags: Mapping[str, str], rival: Mapping[str, str]) -> ResultDocument | None:
+    """How much higher a registered version's result is than a rival's, as `brayx.jobs.champion.lead_of`."""
+    lead, error = lead_of(tags, rival)
+    return None if math.isnan(lead) else ResultDocument(mean=lead, error=None if math.isnan(error) else error)
 
 
 def served_result(tags: Mapping[str, str | float]) -> ResultDocument | None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from fastapi import APIRouter
 
-from brayx.console.documents import Document, ResultDocument, number_of, result_of, served_result
+from brayx.console.documents import Document, ResultDocument, lead_of_version, number_of, result_of, served_result
 from brayx.console.league import points_of as points_of_members
 from brayx.console.models import member_of
 from brayx.console.source import Source
@@ -126,6 +126,8 @@ class RatedDocument(Document):
     version: int
     result: ResultDocument | None
     """Its return in training, or of an evaluation since; null: not known."""
+    lead: ResultDocument | None = None
+    """How much higher that is than the champion's; null: not known, or they do not compare."""
     member: str = ""
     """Its name in its league, such as ``main:7``; empty: it is no player's."""
     points: float | None = None
@@ -167,7 +169,7 @@ def routes(source: Source) -> APIRouter:
         crowned = next((entry for entry in entries if entry.version == newest_aliases.get("champion")), None)
         points = _points(source, [*entries[-1:], *([crowned] if crowned else [])])
         champion = None if crowned is None else _rated(crowned, points)
-        newest = _rated(entries[-1], points) if entries else None
+        newest = _rated(entries[-1], points, crowned) if entries else None
         if job.mode == "serve":
             verdict = verdict_of_service(job.numbers, job.errors, job.sessions, job.silent)
             arms = with_results(job.arms, {entry.version: entry.tags for entry in entries}, newest_aliases)
@@ -268,7 +270,9 @@ def _points(source: Source, entries: Sequence[PoolEntry]) -> Mapping[str, float]
     return {}
 
 
-def _rated(entry: PoolEntry, points: Mapping[str, float]) -> RatedDocument:
+def _rated(entry: PoolEntry, points: Mapping[str, float], champion: PoolEntry | None = None) -> RatedDocument:
     member = member_of(entry.version, entry.tags)
-    rated = RatedDocument(name=entry.name, version=entry.version, result=result_of(entry.tags), member=member)
+    lead = None if champion is None else lead_of_version(entry.tags, champion.tags)
+    result = result_of(entry.tags)
+    rated = RatedDocument(name=entry.name, version=entry.version, result=result, lead=lead, member=member)
     return rated.model_copy(update={"points": points.get(member, number_of(entry.tags, POINTS_TAG))})

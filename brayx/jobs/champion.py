@@ -140,12 +140,29 @@ def _result(tags: Mapping[str, str], rival: Mapping[str, str]) -> str:
 def _why_it_stays(champion: Mapping[str, str], new: Mapping[str, str]) -> str:
     """Why a champion stays: it is better, or the 95 % intervals overlap; empty: the new version is better, or the
     champion's result is not known. Without both errors no difference counts as chance."""
-    before, now = _measure(champion, new), _measure(new, champion)
-    lead = _number(champion, before) - _number(new, now)  # both rounded, so that the same does not lose against itself
-    error = _number(champion, f"{before}_error") + _number(new, f"{now}_error")
-    if abs(lead) <= 1.96 * error:
+    lead, error = lead_of(champion, new)
+    if is_chance(lead, error):
         return "the difference is within chance"
     return "it is better" if lead > 0 else ""
+
+
+def lead_of(tags: Mapping[str, str], rival: Mapping[str, str]) -> tuple[float, float]:
+    """How much higher a version's result is than a rival's, and the error of that: the sum of both standard errors, see
+    `is_chance`. NaN: not known, or the versions are of other games.
+
+    Args:
+        tags, rival: their tags.
+    """
+    if _other_game(rival, tags):
+        return math.nan, math.nan
+    its, other = _measure(tags, rival), _measure(rival, tags)
+    lead = _number(tags, its) - _number(rival, other)  # both rounded, so that the same does not lose against itself
+    return lead, _number(tags, f"{its}_error") + _number(rival, f"{other}_error")
+
+
+def is_chance(lead: float, error: float) -> bool:
+    """Whether a lead as from `lead_of` may be chance: the 95 % intervals of both results overlap."""
+    return abs(lead) <= 1.96 * error
 
 
 def _mark(trial: Trial, best: Checkpoint) -> None:

@@ -141,7 +141,7 @@ def test_a_session_is_followed_while_its_game_plays(served: tuple[Job, Serving, 
 
 
 def test_a_promotion_changes_what_the_next_session_acts_with(served: tuple[Job, Serving, Console], page: Page) -> None:
-    _, serving, console = served
+    job, serving, console = served
 
     def acts_with(**more: float) -> int:
         with playing(serving.url, os.urandom(8).hex(), **more) as tick:
@@ -205,6 +205,16 @@ def test_a_promotion_changes_what_the_next_session_acts_with(served: tuple[Job, 
     overview.close()
     expect(page.get_by_text("0% of new sessions of model get the canary.", exact=True)).to_be_visible()
     until(lambda: acts_with() == 1, "no session gets it any more", WAIT_S)
+
+    for version, mean in ((1, "3.2"), (2, "3.5")):  # 0.3 is more than 1.96 √(0.1² + 0.1²), as no terminal counts
+        tags = {"return": mean, "return_error": "0.1", "return_games": "100"}
+        tag(PROJECT, version, tags, job.uri)
+    expect(second).to_contain_text("+0.3, within chance")
+    second.get_by_role("button", name="Promote", exact=True).click()
+    expect(page.get_by_role("dialog")).to_contain_text("The difference is within chance.")
+    page.get_by_role("dialog").get_by_role("button", name="Cancel").click()
+    page.goto(console.url)
+    expect(page.get_by_text("+0.3, within chance against the champion")).to_be_visible()
 
 
 def version_row(page: Page, version: int) -> Locator:

@@ -20,6 +20,7 @@ from brayx.console.sessions import SessionDocument
 from brayx.console.verdict import VerdictDocument
 from brayx.errors import BrayxError
 from brayx.jobs import progress
+from brayx.jobs.champion import is_chance
 from brayx.metrics import significant
 
 T = TypeVar("T")
@@ -297,6 +298,19 @@ def shown_values(verdict: VerdictDocument) -> dict[str, str]:
 def plus_minus(mean: float | None, error: float | None) -> str:
     """A mean and its 95 % interval, such as ``195.3 ± 4.1``."""
     return number(mean) if mean is None or error is None else f"{number(mean)} ± {significant(1.96 * error, 2)}"
+
+
+def is_within_chance(lead: ResultDocument) -> bool:
+    """Whether a version's lead over another one may be chance."""
+    return lead.error is not None and is_chance(lead.mean, lead.error)
+
+
+def lead_text(lead: ResultDocument) -> str:
+    """A version's lead over another one, such as ``+5.2 ± 4.1`` or ``+0.3, within chance``."""
+    sign = "+" if lead.mean > 0 else ""
+    if is_within_chance(lead):
+        return tr("{difference}, within chance", difference=f"{sign}{number(lead.mean)}")
+    return f"{sign}{plus_minus(lead.mean, lead.error)}"
 
 
 def result_text(result: ResultDocument | None, *, named: bool = True) -> str:

@@ -23,6 +23,7 @@ from brayx.console.page.frame import (
     empty,
     frame,
     heading,
+    lead_text,
     milliseconds,
     result_text,
     shown_values,
@@ -121,6 +122,7 @@ class _Model:
                 "Version": _version,
                 "Result": lambda row: TableCell(row.shown, row.value),
                 "Games": lambda row: counted(row.games),
+                "Against the champion": self._lead,
                 "Env steps": lambda row: counted(row.version.step),
                 "Registered": lambda row: clock(row.version.created_s),
                 "Return in service": _served,
@@ -143,6 +145,11 @@ class _Model:
         older = len(model.versions) - len(shown)
         self._older.set_text(tr("{count} older versions are not shown.", count=older))
         self._older.set_visibility(bool(older))
+
+    def _lead(self, row: Judged) -> TableCell:
+        champion = next((version for version in self._versions if "champion" in version.aliases), row.version)
+        lead = None if champion is row.version else row.lead_over(champion)
+        return TableCell("-", None) if lead is None else TableCell(lead_text(lead), lead.mean)
 
     def _actions(self, row: Judged) -> dict[str, str]:
         actions = {name: "" for name, alias in _ALIASES.items() if alias not in row.version.aliases}

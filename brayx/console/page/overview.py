@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +19,7 @@ from brayx.console.page.frame import (
     Panel,
     frame,
     heading,
+    lead_text,
     milliseconds,
     number,
     plus_minus,
@@ -288,11 +288,11 @@ def _results(job: JobDocument, overview: OverviewDocument) -> dict[str, tuple[st
     tiles = {"Return": (shown, ", ".join(f"{n.partition('.')[2]} {number(v)}" for n, v in returns.items()) or about)}
     if job.league:  # around 0, since its players play each other
         tiles = {}
-    tiles["Champion"] = _rated(overview.champion, None)
+    tiles["Champion"] = _rated(overview.champion)
     if overview.champion is None and job.mode == "train":
         tiles["Champion"] = tr("none yet"), tr("chosen when the training ends")
     if overview.newest is not None and overview.newest != overview.champion:
-        tiles["Newest version"] = _rated(overview.newest, overview.champion)
+        tiles["Newest version"] = _rated(overview.newest)
     if job.mode == "serve":
         tiles = {
             "Players now": (
@@ -307,22 +307,16 @@ def _results(job: JobDocument, overview: OverviewDocument) -> dict[str, tuple[st
     return tiles
 
 
-def _rated(rated: RatedDocument | None, against: RatedDocument | None) -> tuple[str, str]:
-    """A version, and its return; compared with another one, if there is one."""
+def _rated(rated: RatedDocument | None) -> tuple[str, str]:
+    """A version, and its return; compared with the champion's, if it is another one."""
     if rated is None:
         return tr("none yet"), ""
     version = tr("version {version}", version=rated.member or rated.version)
     if rated.points is not None:
         return version, tr("{points} points", points=f"{rated.points:.0f}")
-    about, result, other = "", rated.result, None if against is None else against.result
-    if result is not None:
-        about = result_text(result)
-    if result is not None and other is not None:
-        known = result.error is not None and other.error is not None
-        error = math.hypot(result.error or 0.0, other.error or 0.0) if known else None
-        difference = plus_minus(result.mean - other.mean, error)
-        sign = "+" if result.mean > other.mean else ""
-        about += ", " + tr("{difference} against the champion", difference=f"{sign}{difference}")
+    about = "" if rated.result is None else result_text(rated.result)
+    if rated.lead is not None:
+        about += ", " + tr("{difference} against the champion", difference=lead_text(rated.lead))
     return version, about
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from brayx.console.documents import ResultDocument, number_of, result_of
+from brayx.console.documents import ResultDocument, lead_of_version, number_of, result_of
 from brayx.console.league import GateDocument, StandingDocument
 from brayx.console.models import ModelDocument, MoveDocument, VersionDocument
 from brayx.console.overview import JobDocument
 from brayx.console.page.caller import ApiCaller
-from brayx.console.page.frame import confirmed, control, plus_minus, result_text, sentence, with_games
+from brayx.console.page.frame import confirmed, control, is_within_chance, plus_minus, result_text, sentence, with_games
 from brayx.console.page.league import points_of
 from brayx.console.page.words import tr
 from brayx.errors import BrayxError
@@ -27,6 +27,11 @@ class Judged(NamedTuple):
     shown: str
     """The same with its interval."""
     games: float | None
+
+    def lead_over(self, rival: VersionDocument) -> ResultDocument | None:
+        """How much higher its return is than a rival's; None: not known, or a league rates it."""
+        tags = self.version.tags
+        return None if PLAYER_TAG in tags else lead_of_version(tags, rival.tags)
 
 
 def judged(version: VersionDocument, standings: Mapping[str, StandingDocument]) -> Judged:
@@ -92,8 +97,12 @@ class AliasMoves:
         if before is not None:
             now = with_games(before.shown, before.games)
             lines.append(tr("Now it is version {version}: {result}.", version=before.version.label, result=now))
-        if before is not None and row.value is not None and before.value is not None and row.value < before.value:
-            lines.append("⚠ " + tr("It is worse than the version that it replaces."))
+        if before is not None and row.value is not None and before.value is not None:
+            lead = row.lead_over(before.version)
+            if lead is not None and is_within_chance(lead):
+                lines.append(tr("The difference is within chance."))
+            elif row.value < before.value:
+                lines.append("⚠ " + tr("It is worse than the version that it replaces."))
         if row.value is None:
             lines.append("⚠ " + tr("It has no result yet."))
         if PLAYER_TAG in row.version.tags:
