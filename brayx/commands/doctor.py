@@ -15,7 +15,7 @@ HELP = "try a service layer by layer, and say which one is broken"
 def options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("url", help="URL of a door: http://, ws://, tcp:// or grpc://host:port")
-    parser.add_argument("--body", default="{}", help="body of the tried tick; @FILE: the file's content (default: {})")
+    parser.add_argument("--body", help="body of the tried tick; @FILE: a file's content (default: the job's example)")
     parser.add_argument("--timeout-s", type=float, default=5.0, help="deadline of each layer (default: %(default)s)")
     parser.add_argument("--json", help="print one JSON document", **SWITCH)
     add_options(parser)
@@ -25,8 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Examines the service, and prints the findings."""
     from brayx.gamecore.doctor import examine, report
 
-    body = arguments.body.encode()
-    if body.startswith(b"@"):
+    body = None if arguments.body is None else arguments.body.encode()
+    if body is not None and body.startswith(b"@"):
         try:
             body = Path(arguments.body[1:]).read_bytes()
         except OSError as error:

@@ -43,8 +43,6 @@ from brayx.gamecore.transports.connection import ClientConnection
 LAYERS = ("dns", "connect", "protocol", "auth", "start", "tick", "stop", "model version")
 """The layers in the order of the checks; the first one that fails is the cause."""
 
-DEFAULT_BODY = b"{}"
-
 _QUOTED_BYTES = 60
 _WIDTH = max(map(len, LAYERS))
 
@@ -91,7 +89,7 @@ class _Skipped(Exception):
 def examine(
     url: str,
     *,
-    body: bytes = DEFAULT_BODY,
+    body: bytes | None = None,
     key: str = "",
     secret: bytes = b"",
     timeout_s: float = 5.0,
@@ -100,7 +98,8 @@ def examine(
 
     Args:
         url: URL of a door.
-        body: body of the tick.
+        body: body of the tick; None: that of the status page's example, else ``{}``. The start has the example's body,
+            unless the job waits for a first game, whose start decides what it learns.
         key, secret: as for `Client`.
         timeout_s: time limit of each layer.
 
@@ -143,7 +142,7 @@ def examine(
 class _Patient:
     """The service under examination, from a client's side."""
 
-    def __init__(self, url: str, body: bytes, key: str, secret: bytes, timeout_s: float) -> None:
+    def __init__(self, url: str, body: bytes | None, key: str, secret: bytes, timeout_s: float) -> None:
         self._url = url
         self._endpoint = Endpoint.parse(url)
         self._body = body
@@ -210,23 +209,32 @@ class _Patient:
         return f"key {self._key!r} is accepted"
 
     def start(self) -> str:
-        return self._step(lambda: self._client.start(session=_new_session()))
+        example = self._example()
+        try:
+            return self._step(lambda: self._client.start(example.get("start", "").encode(), _new_session()))
+        except _Failed as failure:
+            if example or not isinstance(failure.__cause__, BadBody):
+                raise
+            raise _Skipped(f"the agent expects another body, so the door works: {failure.__cause__.message}") from None
 
     def tick(self) -> str:
+        if not self.has_session:
+            raise _Skipped("no session is running")
+        body = self._example().get("tick", "{}").encode() if self._body is None else self._body
         try:
-            return self._step(lambda: self._client.tick(self._body))
+            return self._step(lambda: self._client.tick(body))
         except _Failed as failure:
             cause = failure.__cause__
             if isinstance(cause, BadBody):
                 return f"the agent expects another body, so the door works: {cause.message}; give one with --body"
-            if self._body == DEFAULT_BODY and isinstance(cause, AgentError | ModelError):
-                advice = f"the agent got {DEFAULT_BODY.decode()}: give a body that your game sends with --body"
+            if self._body is None and isinstance(cause, AgentError | ModelError):
+                advice = f"the agent got {body.decode()}: give a body that your game sends with --body"
                 raise _Failed(failure.said, f"{advice}; {failure.advice}") from cause
             raise
 
     def stop(self) -> str:
         if not self.has_session:
-            raise _Skipped("the session has ended")
+            raise _Skipped("no session is running")
         return self._step(self._client.stop)
 
     def model_version(self) -> str:
@@ -244,6 +252,11 @@ class _Patient:
             raise _Skipped("the status page names no model")
         listed = ", ".join(f"{name} {version}" for name, version in versions.items())
         return f"{listed} (0: as built, untrained)" if 0 in versions.values() else listed
+
+    def _example(self) -> dict[str, str]:
+        """Bodies of a ``start`` and a ``tick`` by the status page; empty: it has none, or they are not this job's."""
+        status = self._status or {}
+        return {} if "waits_for" in status else status.get("example", {})
 
     def _probe(self, *, signed: bool) -> BrayxError:
         session = _new_session()

@@ -21,19 +21,24 @@ import pytest
 
 from brayx.actor.actor import Actor
 from brayx.actor.config import SessionConfig
+from brayx.actor.contracts import contract_of
 from brayx.actor.doors.asgi import DoorApp
 from brayx.actor.doors.grpc import GrpcDoor
 from brayx.actor.doors.native import DoorLimits, Listener
 from brayx.actor.doors.tcp import TcpConnection
+from brayx.actor.examples import contract_facts
 from brayx.actor.service import Reply
 from brayx.actor.table import SessionTable
 from brayx.bridges import gym, pettingzoo
 from brayx.errors import BadBody, ConfigError, Unauthorized
 from brayx.gamecore.auth import Keys, new_key
 from brayx.gamecore.client import Client
+from brayx.gamecore.contract import ActionPart, Contract, ObservationSpec
+from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.doctor import LAYERS, Finding, examine
 from brayx.gamecore.protocol import StepRequest
 from brayx.ports import free_port
+from brayx.strict_json import parse_json
 from tests.unit.gamecore import echo_server, grpc_server
 from tests.waiting import until
 
@@ -60,15 +65,42 @@ class Patient(Actor):
         return b"Game Stopped"
 
 
+CONTRACT = Contract(
+    observations=(ObservationSpec("obs", shape=(2,)),), actions=(ActionPart("action", "discrete", size=2),)
+)
+
+
+class ContractPatient(Actor):
+    """An agent that checks bodies by its contract."""
+
+    async def start(self, session: str, body: bytes) -> bytes:
+        contract_of(parse_json(body or b"{}"), CONTRACT)
+        return b"Game Started"
+
+    async def tick(self, body: bytes) -> bytes:
+        ContractBodies(CONTRACT).decode(body)
+        return b'{"action":1}'
+
+    async def stop(self, body: bytes) -> bytes:
+        return b"Game Stopped"
+
+
 class Clinic(GrpcDoor, SessionTable):
     """A replica without Ray, with keys and models."""
 
     idle_timeout_s = 60.0
 
-    def __init__(self, keys: Keys | None = None, models: dict[str, int] | None = None, **options: Any) -> None:
-        super().__init__(Patient, SessionConfig(**options))
+    def __init__(
+        self,
+        keys: Keys | None = None,
+        models: dict[str, int] | None = None,
+        facts: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(Patient if facts is None else ContractPatient, SessionConfig(**options))
         self._keys = keys
         self._models = models
+        self._page_facts = facts or {}
 
     def submit(self, request: StepRequest, reply: Reply, *, let_in: bool = False) -> None:
         try:
@@ -81,7 +113,7 @@ class Clinic(GrpcDoor, SessionTable):
 
     def status(self) -> dict[str, Any]:
         models = {} if self._models is None else {"policy_versions": self._models}
-        return {"service": "brayx", **super().status(), **models}
+        return {"service": "brayx", **super().status(), **models, **self._page_facts}
 
 
 @contextlib.contextmanager
@@ -141,6 +173,21 @@ def test_a_healthy_service(kind: str) -> None:
         assert f"{kind} has no status page" in said["model version"]
         assert "http://127.0.0.1:PORT" in said["model version"]
     assert set(outcomes.values()) == {"ok"}
+
+
+@pytest.mark.parametrize("kind", DOORS)
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_contract_jobs_door_gets_the_example_of_its_status_page(kind: str, waits: bool) -> None:
+    waiting = {"waits_for": "a game's contract"} if waits else {}
+    with door(kind, Clinic(facts={**contract_facts(CONTRACT.as_dict()), **waiting})) as url:
+        findings = {finding.layer: finding for finding in examine(url)}
+    assert {finding.outcome for finding in findings.values()} <= {"ok", "skipped"}
+    if kind in ("http", "ws") and not waits:
+        assert [findings[layer].outcome for layer in ("start", "tick", "stop")] == ["ok"] * 3
+        assert findings["tick"].said == "replied '{\"action\":1}'"
+    else:
+        assert "so the door works: the start has no contract" in findings["start"].said
+        assert findings["stop"].said == "no session is running"
 
 
 @pytest.mark.parametrize("kind", DOORS)
