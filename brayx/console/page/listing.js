@@ -55,7 +55,7 @@ export default {
   props: { columns: Array },
   emits: ["action"],
   render() {
-    const columns = this.columns.map((column) => ({ ...column, sort: order(column.name) }));
+    const columns = this.columns.map((column) => ({ ...column, sort: column.sortable ? order(column.name) : () => 0 }));
     // withCtx, so that Vue does not wrap each row: then rows are told apart by their keys, and stay when others come.
     const part = (Part) =>
       withCtx((props) => h(Part, { key: props.key, props, onAction: (...action) => this.$emit("action", ...action) }));

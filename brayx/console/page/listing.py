@@ -67,13 +67,7 @@ class Listing(ui.table, Generic[T], component="listing.js"):
     ) -> None:
         self._key, self._cells, self._lead, self._link, self._actions = key, columns, lead, link, actions
         self._choice = on_select is not None
-        columns_shown: list[dict[str, Any]] = [
-            {"name": name, "label": tr(name), "field": name, "align": "right" if place else "left", "sortable": True}
-            for place, name in enumerate(columns)
-        ]
-        if actions is not None:
-            columns_shown.append({"name": "", "label": "", "field": ""})
-        super().__init__(columns=columns_shown, rows=[], row_key="key", pagination=_ROWS)
+        super().__init__(columns=self._columns(True), rows=[], row_key="key", pagination=_ROWS)
         if on_select is not None:
             self.set_selection("multiple")
             self.on_select(on_select)
@@ -81,8 +75,16 @@ class Listing(ui.table, Generic[T], component="listing.js"):
         if on_action is not None:
             self.on("action", lambda event: on_action(*event.args))
 
-    def show(self, documents: Sequence[T]) -> None:
-        """Replaces the rows."""
+    def _columns(self, sortable: bool) -> list[dict[str, Any]]:
+        shown: list[dict[str, Any]] = [
+            {"name": name, "label": tr(name), "field": name, "sortable": sortable, "align": "right"}
+            for name in self._cells
+        ]
+        shown[0]["align"] = "left"
+        return shown if self._actions is None else [*shown, {"name": "", "label": "", "field": ""}]
+
+    def show(self, documents: Sequence[T], sortable: bool = True) -> None:
+        """Replaces the rows. The viewer can sort them unless they are only a part of the list."""
         rows = []
         for document in documents:
             values = {name: cell(document) for name, cell in self._cells.items()}
@@ -98,6 +100,7 @@ class Listing(ui.table, Generic[T], component="listing.js"):
         self.set_visibility(bool(rows))
         known = [name for name in self._cells if any(row["full"][name] != "-" for row in rows)]
         shown = {"visible-columns": [*known, ""], "hide-pagination": len(rows) <= _ROWS, "rows": rows}
+        shown["columns"] = self._columns(sortable)
         for name, value in shown.items():
             if self.props.get(name) != value:  # an assignment sends the table again
                 self.props[name] = value

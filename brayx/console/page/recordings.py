@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
+from urllib.parse import urlencode
 
+from fastapi import Query
 from nicegui import ui
 
 from brayx.console.page.caller import ApiCaller, Connect
@@ -21,7 +23,7 @@ from brayx.console.page.frame import (
 )
 from brayx.console.page.listing import Listing, counted
 from brayx.console.page.words import tr
-from brayx.console.recordings import RecordingDocument, RecordingsDocument
+from brayx.console.recordings import RecordingDocument, RecordingsDocument, RecordingsQuery
 
 Control = TypeVar("Control", ui.input, ui.number, ui.select)
 
@@ -50,50 +52,64 @@ def add(connect: Connect) -> None:
     """Adds the page."""
 
     @ui.page("/recordings", response_timeout=RESPONSE_S)
-    async def recordings(session: str = "") -> None:
+    async def recordings(query: Annotated[RecordingsQuery, Query()], session: str = "", page: int = 1) -> None:
         with frame("Recordings", connect) as caller:
-            await _Recordings(caller, session).panel.first()
+            await _Recordings(caller, query, session, page).panel.first()
 
 
 class _Recordings:
-    """The list of the recordings: filters, and a page of those that they select.
+    """The list of the recordings: filters, and a page of those that they select. Its address names them, so that the
+    browser's way back leads there.
 
     Attributes:
         panel: loads and shows the page.
     """
 
-    def __init__(self, caller: ApiCaller, session: str) -> None:
+    def __init__(self, caller: ApiCaller, query: RecordingsQuery, session: str, page: int) -> None:
         self._caller = caller
         self._weights = tr("weights {number}", number="").strip()
         heading(tr("Recordings"))
         with ui.row().classes("w-full items-center gap-2"):
             self._session = _filter(ui.input(tr("Session or game"), placeholder="4f1c*, bot-7", value=session), "w-48")
-            self._played_by = _filter(ui.input(tr("Played by"), placeholder="champion 3, weights 57"), "w-56")
-            self._end = _filter(ui.select({end: tr(words) for end, words in _ENDS.items()}, label=tr("End")), "w-40")
-            self._least = _filter(ui.number(tr("Lowest return")), "w-40")
-            self._most = _filter(ui.number(tr("Highest return")), "w-40")
-            self._errors = ui.switch(tr("only with errors"))
-        self._pages = ui.pagination(1, 1, direction_links=True).props("max-pages=7")
+            self._played_by = _filter(
+                ui.input(tr("Played by"), placeholder="champion 3, weights 57", value=query.played_by), "w-56"
+            )
+            ends = {end: tr(words) for end, words in _ENDS.items()}
+            self._end = _filter(
+                ui.select(ends, label=tr("End"), value=query.end if query.end in ends else None), "w-40"
+            )
+            self._least = _filter(ui.number(tr("Lowest return"), value=query.min_return), "w-40")
+            self._most = _filter(ui.number(tr("Highest return"), value=query.max_return), "w-40")
+            self._errors = ui.switch(tr("only with errors"), value=query.errors)
+        page = max(page, 1)
+        self._pages = ui.pagination(1, page, value=page, direction_links=True).props("max-pages=7")
         self.panel = Panel(self._load, self._build, every_s=5.0)
         for control in (self._session, self._played_by, self._end, self._least, self._most, self._errors):
             control.on_value_change(self._first_page)
-        self._pages.on_value_change(self.panel.refresh)
+        self._pages.on_value_change(self._show)
 
-    async def _load(self) -> RecordingsDocument:
+    def _query(self) -> dict[str, Any]:
+        """What the filters select, as the API names it."""
         played_by = (self._played_by.value or "").replace(self._weights, "weights")
         query = {
             "session": self._session.value, "played_by": played_by, "end": self._end.value,
             "errors": self._errors.value or None, "min_return": self._least.value, "max_return": self._most.value,
         }  # fmt: skip
-        chosen = {name: value for name, value in query.items() if value not in ("", None)}
+        return {name: value for name, value in query.items() if value not in ("", None)}
+
+    async def _load(self) -> RecordingsDocument:
         first = (self._pages.value - 1) * _PAGE
         page: RecordingsDocument = await self._caller.get(
-            RecordingsDocument, "/api/recordings", limit=_PAGE, first=first, **chosen
+            RecordingsDocument, "/api/recordings", limit=_PAGE, first=first, **self._query()
         )
         return page
 
     async def _first_page(self) -> None:
         self._pages.set_value(1)
+        await self._show()
+
+    async def _show(self) -> None:
+        ui.navigate.history.replace(f"/recordings?{urlencode(self._query() | {'page': self._pages.value})}")
         await self.panel.refresh()
 
     def _build(self, _: RecordingsDocument) -> Callable[[RecordingsDocument], None]:
@@ -112,7 +128,7 @@ class _Recordings:
             if self._pages.props["max"] != pages:  # an assignment sends them again
                 self._pages.props["max"] = pages
             self._pages.set_visibility(pages > 1)
-            rows.show(listing.recordings)
+            rows.show(listing.recordings, sortable=pages == 1)
 
         return update
 
