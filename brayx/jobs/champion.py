@@ -123,14 +123,14 @@ def _other_game(champion: Mapping[str, str], tags: Mapping[str, str]) -> str:
 
 
 def _measure(tags: Mapping[str, str], rival: Mapping[str, str]) -> str:
-    """The tag of a version that compares it with a rival: its evaluation, unless that is in another environment than
-    the rival's; else its return over the last games of its training."""
+    """The tag that compares two versions: their evaluations, if both have one in the same environment; else their
+    returns over the last games of their training."""
     env = tags.get(RATING_ENV_TAG)
-    return "rating" if env is not None and rival.get(RATING_ENV_TAG, env) == env else "return"
+    return "rating" if env is not None and rival.get(RATING_ENV_TAG) == env else "return"
 
 
 def _result(tags: Mapping[str, str], rival: Mapping[str, str]) -> str:
-    """What a version is compared by, as text."""
+    """What a version is compared by with a rival, as text."""
     measure = _measure(tags, rival)
     mean, games = _number(tags, measure), _number(tags, f"{measure}_games")
     over = "" if math.isnan(games) else f" over {games_text(games)}{' of its evaluation' * (measure == 'rating')}"
@@ -155,9 +155,9 @@ def lead_of(tags: Mapping[str, str], rival: Mapping[str, str]) -> tuple[float, f
     """
     if _other_game(rival, tags):
         return math.nan, math.nan
-    its, other = _measure(tags, rival), _measure(rival, tags)
-    lead = _number(tags, its) - _number(rival, other)  # both rounded, so that the same does not lose against itself
-    return lead, _number(tags, f"{its}_error") + _number(rival, f"{other}_error")
+    measure = _measure(tags, rival)
+    lead = _number(tags, measure) - _number(rival, measure)  # both rounded, so the same does not lose against itself
+    return lead, _number(tags, f"{measure}_error") + _number(rival, f"{measure}_error")
 
 
 def is_chance(lead: float, error: float) -> bool:

@@ -373,9 +373,13 @@ def test_evaluations_choose_the_champion_and_its_return_is_a_point_of_the_curve(
     its = "version 2 with 1.9 over 2 games of its evaluation stays champion: "
     assert f"{its}it is better\n" in learned(9.0, 0.5)[0]
     assert f"{its}the difference is within chance\n" in learned(9.0, 2.0)[0]
-    assert f"{its}it is better\n" in learned(1.8, None)[0], "one that was not evaluated has its return"
-    assert "it replaces version 2 with 1.2 over 1 game" in learned(1.3, 0.1, "other")[0], "only returns compare"
-    assert "it replaces version 6 with 0.1 over 2 games of its evaluation" in learned(1.4, None)[0]
+    its = "version 2 with 1.2 over 1 game stays champion: "
+    assert f"{its}it is better\n" in learned(1.1, None)[0], "only one was evaluated, so returns compare"
+    assert f"{its}it is better\n" in learned(1.1, 9.0, "other")[0]
+    assert "it replaces version 2 with 1.2 over 1 game" in learned(1.3, None)[0]
+    its = "version 7 with 1.3 over 1 game stays champion: "
+    assert f"{its}it is better\n" in learned(1.2, 9.0)[0], "an evaluation does not beat a return"
+    assert "it replaces version 7 with 1.3 over 1 game" in learned(1.4, 0.1)[0]
     before = find("models:/p@champion", tracking_db).version
     with monkeypatch.context() as failing:  # what fails leaves the alias where it is
         failing.delattr(Trial, "history")
