@@ -143,7 +143,7 @@ def error_lines(numbers: Mapping[str, float], notes: Mapping[str, str]) -> list[
             repeats = metric == "gamecores_failed" and any(cause in notes[name] for cause in refused)
             lines.append(_counted(metric, label, count) + ("" if repeats else f"; the newest: {notes[name]}"))
     shares = [
-        f"{lost:.0f} of the last {total:.0f} {what} ({lost / total:.0%})"
+        f"{_whole(lost):.0f} of the last {total:.0f} {what} ({lost / total:.0%})"
         for what, lost, total in lost_of(numbers)
         if lost
     ]
@@ -176,8 +176,14 @@ def losses_of_recordings(numbers: Mapping[str, float]) -> list[str]:
 
 
 def _counted(metric: str, label: str, count: float) -> str:
+    count = _whole(count)
     counted = {word: f"{count:,.0f} {word[:-1] if round(count) == 1 else word}" for word in _COUNTED}
     return _WHAT[metric].format(**counted, label=label)
+
+
+def _whole(count: float) -> float:
+    """A count to print: a fraction, as of a fragment of several environments, is no 0."""
+    return max(count, 1.0) if count > 0 else count
 
 
 def lost_of(numbers: Mapping[str, float]) -> list[tuple[str, float, float]]:

@@ -22,7 +22,7 @@ from brayx.errors import Diverged
 from brayx.jobs.watching import Losses
 from brayx.local.demonstrations import Demonstrations
 from brayx.metrics import Drained, Recorder
-from brayx.metrics.totals import Totals
+from brayx.metrics.totals import FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW, Totals
 from brayx.replay.packing import Batch, check_columns
 from brayx.replay.samplers import Importance
 from brayx.replay.table import Table
@@ -362,8 +362,9 @@ class Run:
         """Adds a point to the learning curve and calls ``on_update``, after the updates of each run; returns the
         newest metrics."""
         numbers = self.newest()
-        if self._losses.is_over(numbers):
-            raise self._diverged(f"more than {_MAX_LOST_SHARE:.0%} of the newest steps were dropped")
+        lost, total = (numbers.get(name, 0.0) for name in (LOST_IN_WINDOW, FRAGMENTS_IN_WINDOW))
+        if self._losses.is_over({LOST_IN_WINDOW: lost, FRAGMENTS_IN_WINDOW: total}):
+            raise self._diverged(f"{lost / total:.0%} of the newest steps were dropped")
         self._totals.take_interval()  # the next means cover the next run only
         if numbers.get(GAMES_METRIC):
             mean = numbers.get(RETURN_METRIC, float("nan"))

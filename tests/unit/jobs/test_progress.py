@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -17,6 +18,7 @@ from brayx.jobs.progress import Progress, abandoned_line, dropped_line, error_li
 from brayx.logs import limited
 from brayx.metrics import Recorder
 from brayx.metrics.totals import Totals, joined, mean_return
+from brayx.replay.unfit import without_unfit
 
 NUMBERS = {
     "env_steps": 12_345.0,
@@ -314,3 +316,15 @@ def test_a_league_shows_its_leader_instead_of_a_return() -> None:
     assert "return" not in drawn({**NUMBERS, **league})
     crowned = text.replace("no champion", "champion version 7")
     assert crowned in drawn({**NUMBERS, **league, "league_champion": 7.0})
+
+
+def test_a_part_of_a_fragment_that_is_dropped_counts_as_one() -> None:
+    arrays = {"mask": np.ones((8, 4), np.float32), "reward": np.ones((8, 4), np.float32)}
+    arrays["reward"][3, 1] = np.nan
+    recorder, totals = Recorder(), Totals()
+    without_unfit(arrays, recorder, keep_shape=True)
+    recorder.add("fragments_pushed", 7.0)
+    totals.merge(recorder.drain())
+    dropped, share = error_lines(totals.snapshot(), totals.notes)
+    assert dropped.startswith("1 fragment dropped (refused); the newest: BadFragment: reward: ")
+    assert share == "lost: 1 of the last 7 fragments (2%)"

@@ -26,6 +26,7 @@ from brayx.local.train import LocalTraining, train_local
 from brayx.local.training import Training
 from brayx.metrics import Recorder
 from brayx.types import Weights
+from tests.clocks import Clock
 from tests.unit.local.games import QUICK, TABLE, Kept, Odd, Right, Shown, written
 from tests.unit.rollout.worlds import Counting
 
@@ -276,3 +277,28 @@ def test_a_training_without_a_finite_reward_ends_and_names_them(algorithm, optio
     with pytest.raises(Diverged, match=r"all [\d,]+ transitions .*; reward: .*NaN") as diverged:
         train_local(lambda: Shown(reward=reward), algorithm, Training(**quick, evaluation_episodes=4))
     assert diverged.value.details == {"fields": ["reward"]}
+
+
+@pytest.mark.parametrize("flawed", [1, 6])
+def test_a_training_that_drops_most_of_its_steps_ends_and_says_how_many(flawed, monkeypatch) -> None:
+    class Part(Shown):
+        made = 0
+
+        def __init__(self) -> None:
+            super().__init__(reward=np.inf if Part.made < flawed else 1.0)
+            Part.made += 1
+
+    clock = Clock()
+    monkeypatch.setattr("brayx.clock.now", clock)
+
+    def train() -> LocalTraining:
+        training = Training(**QUICK | {"num_envs": 8, "num_steps": 2_000})
+        return train_local(
+            Part, PPOConfig(epochs=1), training, on_update=lambda *_: setattr(clock, "now", clock.now + 5)
+        )
+
+    if flawed == 1:
+        assert train().reason == "num_steps"
+        return
+    with pytest.raises(Diverged, match=r"^75% of the newest steps were dropped; reward: holds NaN or infinity in env"):
+        train()
