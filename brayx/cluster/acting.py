@@ -104,7 +104,9 @@ class Acting:
         if learners:  # requests without a session use the first player's
             models[spec.learned] = next(iter(learners.values()))
         longest_s = spec.actor.longest_wait_s
-        wait = functools.partial(_caught_up, [*buffers.values()], longest_s) if longest_s and buffers else None
+        learned = _learned_buffers(spec.config)
+        ahead = [buffer for name, buffer in buffers.items() if name in learned and isinstance(buffer, RemoteBuffer)]
+        wait = functools.partial(_caught_up, ahead, longest_s) if longest_s and ahead else None
         services = Services(models, buffers, recorder, caught_up=wait)
         served, run = spec.served_league, asyncio.to_thread if spec.pool is None else spec.pool.run
         contract = spec.config.get("contract")
@@ -182,11 +184,15 @@ async def _buffers(spec: ActorSpec, runtime: ActorRuntime, recorder: HubClient) 
     return buffers
 
 
-async def _caught_up(buffers: Sequence[Any], longest_s: float) -> None:
+def _learned_buffers(config: Mapping[str, Any]) -> set[str]:
+    """The buffers that a job's learner learns from; those of an evaluation are read seldom."""
+    trainers = [part for part in config.values() if isinstance(part, Mapping) and part.get("kind") == "trainer"]
+    return {buffer for trainer in trainers for buffer in trainer["buffers"]}
+
+
+async def _caught_up(buffers: Sequence[RemoteBuffer], longest_s: float) -> None:
     """See `Services.caught_up`."""
-    for buffer in buffers:
-        if isinstance(buffer, RemoteBuffer):
-            await buffer.caught_up(longest_s)
+    await asyncio.gather(*(buffer.caught_up(longest_s) for buffer in buffers))
 
 
 async def _snapshots(

@@ -19,12 +19,15 @@ from brayx.cluster.shards import Shard
 from brayx.errors import called_from, first_line
 from brayx.metrics import Recorder
 from brayx.replay.packing import transitions
+from brayx.replay.waiters import Waiters
 from brayx.types import Columns, Fragment
 
 logger = logging.getLogger(__name__)
 
 Replay: TypeAlias = Fragment | Columns
 
+_MAX_SENT = 64
+"""Most replays of one call: those that a table does not admit yet are sent again with the next."""
 RETRY_S = 0.2
 """Pause after a failed push before its shard, which restarts by itself, is tried again."""
 
@@ -63,6 +66,7 @@ class Outbox:
     Attributes:
         dropped: transitions dropped, by reason.
         closed: `close` was called.
+        waiters: games that wait while replays are queued.
     """
 
     def __init__(
@@ -83,11 +87,7 @@ class Outbox:
         self._retry: threading.Timer | None = None
         self.dropped: Counter[str] = Counter()
         self.closed = False
-
-    @property
-    def has_queue(self) -> bool:
-        """Whether replays wait for a call that is in flight."""
-        return bool(self._pending)
+        self.waiters = Waiters(lambda: bool(self._pending))
 
     def push(self, replays: tuple[Replay, ...]) -> None:
         """Sends replays with the next call; returns at once. Safe from any thread."""
@@ -136,6 +136,8 @@ class Outbox:
                 lost += transitions(self._pending.popleft()[0])
         if lost:
             self.drop(reason, lost)
+        if not self._pending:
+            self.waiters.wake()
 
     def _send(self) -> None:
         while True:
@@ -144,11 +146,13 @@ class Outbox:
                 if lane is None:
                     self._retry_if_stuck()
                     return
-                lane.sending, lane.since = [*self._pending], time.monotonic()
-                self._pending.clear()
+                count = min(len(self._pending), _MAX_SENT)
+                lane.sending, lane.since = [self._pending.popleft() for _ in range(count)], time.monotonic()
                 lane.call += 1
                 call = lane.call
                 replays, places = ([*parts] for parts in zip(*lane.sending, strict=True))
+            if not self._pending:
+                self.waiters.wake()
             try:
                 future = lane.shard.actor.push.remote(replays, places=places).future()
             except Exception as error:  # Ray's errors for an invalid handle

@@ -27,7 +27,6 @@ from brayx.replay.packing import READY_KEY, Batch, Layout, transitions
 
 _LOOK_AGAIN_S = 0.5
 """Interval at which a waiting push checks whether the handle was closed."""
-_LOOK_AT_QUEUE_S = 0.02
 _MAX_WAITING = 64
 """Most pushes of a handle that wait at the same time in `RemoteBuffer.push_async`; others wait for one of them."""
 _LOOK_S = 1.0
@@ -38,7 +37,7 @@ class RemoteBuffer:
     """A replay buffer: push from anywhere, iterate in a notebook, stream to a trainer.
 
     A push with ``drop`` returns at once. Each shard has at most one call in flight; pushes in the meantime are queued
-    and all sent with the next call, after what a table did not admit yet. If more than ``max_pending`` pushes wait, the
+    and sent with the next calls, after what a table did not admit yet. If more than ``max_pending`` pushes wait, the
     oldest is dropped and counted. The replays of a failed call are lost; queued ones are sent soon after. A call
     without an answer for ``push_timeout_s`` counts as failed, though it may still arrive.
 
@@ -159,11 +158,8 @@ class RemoteBuffer:
     async def caught_up(self, timeout_s: float) -> None:
         """Waits, at most ``timeout_s``, while pushes queue here for a table's rate limiter: more data would be old, and
         finally dropped."""
-        deadline = time.monotonic() + timeout_s
-        while self.config.samples_per_insert is not None and self._outbox.has_queue:
-            if time.monotonic() > deadline:
-                break
-            await asyncio.sleep(_LOOK_AT_QUEUE_S)
+        if self.config.samples_per_insert is not None:
+            await self._outbox.waiters.wait(timeout_s)
 
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()

@@ -5,8 +5,6 @@ Knows nothing of what fills the buffers.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Mapping
@@ -16,6 +14,7 @@ import numpy as np
 from brayx.local.buffer import LocalBuffer
 from brayx.replay.mix import StreamMix
 from brayx.replay.packing import Batch
+from brayx.replay.waiters import Waiters
 
 _LOOK_S = 0.5
 """Interval at which a wait checks its condition."""
@@ -40,7 +39,7 @@ class Batches:
         self._idle = threading.Event()
         self._idle.set()
         self._paused_until = 0.0
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._waiters = Waiters(self._is_ahead)
         self._stopped = False
         for buffer in buffers.values():
             buffer.changed, buffer.behind = self._changed.set, self._pause
@@ -57,7 +56,7 @@ class Batches:
             for name, buffer in self._buffers.items():
                 if name not in self._held and (batch := buffer.pop()) is not None:
                     self._held[name] = batch
-            self._wake()
+            self._waiters.wake()
             if self._held:
                 chosen = self._mix.choose(self._held)
                 batch = self._buffers[chosen].importance.weigh(self._held.pop(chosen), self._given)
@@ -89,35 +88,17 @@ class Batches:
         self._idle.set()
         for buffer in self._buffers.values():
             buffer.end()
-        self._wake()
+        self._waiters.wake()
 
     async def caught_up(self, timeout_s: float) -> None:
         """Waits while the learner has a whole batch to take, at most ``timeout_s``. From any event loop.
 
         A game that plays on meanwhile takes CPU from the learner, for data that would be old or dropped.
         """
-        if not self._is_ahead():
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while True:
-                    taken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-                    self._waiting.add(taken)  # before the look, so that no batch is taken between the two
-                    try:
-                        if not self._is_ahead():
-                            break
-                        await taken
-                    finally:
-                        self._waiting.discard(taken)
+        await self._waiters.wait(timeout_s)
 
     def _is_ahead(self) -> bool:
         return not self._stopped and any(buffer.is_ahead for buffer in self._buffers.values())
-
-    def _wake(self) -> None:
-        """Wakes those who wait in `caught_up`; they look again."""
-        for taken in list(self._waiting):
-            with contextlib.suppress(RuntimeError):  # its loop is closed
-                taken.get_loop().call_soon_threadsafe(_resolve, taken)
 
     def _pause(self) -> None:
         """Pauses a thread that pushes more than is learned from, so that an update gets the interpreter.
@@ -129,8 +110,3 @@ class Batches:
         if now - self._paused_until >= _PAUSE_S and not self._idle.is_set():
             self._idle.wait(_PAUSE_S)
             self._paused_until = time.monotonic()
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

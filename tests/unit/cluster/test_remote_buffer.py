@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import ray
 
+from brayx.cluster import acting
 from brayx.cluster.buffer import Taken
 from brayx.cluster.remote_buffer import RemoteBuffer
 from brayx.cluster.shards import Shard, Shards
@@ -117,8 +118,37 @@ async def test_a_game_waits_until_a_table_has_admitted_what_it_played(calls, rat
     await asyncio.sleep(0)
     assert game.done() is (rate is None)
     calls.made[0][1].set_result(taken(1))
-    await asyncio.wait_for(game, 60)
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert game.done(), "it is woken, and does not look from time to time"
     remote.close(0)
+
+
+def test_a_call_has_a_part_of_a_long_queue(calls):
+    remote = buffer((calls, ""))
+    for _ in range(101):
+        remote.push(fragment(1))
+    for number in range(3):
+        calls.made[number][1].set_result(taken(calls.made[number][0]))
+    assert [count for count, _ in calls.made] == [1, 64, 36]
+    assert remote.flush(5)
+    remote.close(0)
+
+
+async def test_games_wait_for_all_buffers_at_once_and_for_those_of_an_evaluation_never():
+    waits = []
+
+    async def caught_up(longest_s):
+        waits.append(longest_s)
+        await asyncio.sleep(3600)
+
+    game = asyncio.create_task(acting._caught_up([SimpleNamespace(caught_up=caught_up)] * 2, 5.0))
+    for _ in range(9):
+        await asyncio.sleep(0)
+    assert waits == [5.0, 5.0]
+    game.cancel()
+    trainer = {"kind": "trainer", "buffers": ["b"], "eval_buffers": ["held"]}
+    assert acting._learned_buffers({"project": "p", "trainer": trainer, "b": {"kind": "buffer"}}) == {"b"}
 
 
 def test_a_malformed_fragment_is_counted_and_blocks_nothing(calls):
