@@ -69,11 +69,10 @@ _LIBRARIES = (
 )
 """Prefixes of the paths of library code, as opposed to the user's own."""
 _GRPC_STATUS = {
-    400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
-    409: "FAILED_PRECONDITION", 410: "DATA_LOSS", 413: "INVALID_ARGUMENT", 422: "INVALID_ARGUMENT",
-    431: "INVALID_ARGUMENT", 500: "INTERNAL", 502: "UNAVAILABLE", 503: "RESOURCE_EXHAUSTED", 504: "DEADLINE_EXCEEDED",
+    401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 409: "FAILED_PRECONDITION", 410: "DATA_LOSS",
+    502: "UNAVAILABLE", 503: "RESOURCE_EXHAUSTED", 504: "DEADLINE_EXCEEDED",
 }  # fmt: skip
-"""gRPC's status by HTTP's."""
+"""gRPC's status by HTTP's; of others, INVALID_ARGUMENT below 500, else INTERNAL."""
 
 
 class BrayxError(Exception):
@@ -89,8 +88,10 @@ class BrayxError(Exception):
     grpc_status: ClassVar[str] = "INTERNAL"
 
     def __init_subclass__(cls) -> None:
-        if "http_status" in vars(cls):
-            cls.grpc_status = _GRPC_STATUS[cls.http_status]
+        if "http_status" in vars(cls) and "grpc_status" not in vars(cls):
+            cls.grpc_status = _GRPC_STATUS.get(
+                cls.http_status, "INVALID_ARGUMENT" if cls.http_status < 500 else "INTERNAL"
+            )
 
     def __init__(self, message: str, **details: Json) -> None:
         super().__init__(message)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+from typing import Any
 
 import grpc
 import pytest
@@ -54,6 +55,19 @@ def test_codes_are_plain_words() -> None:
 @pytest.mark.parametrize("cls", ALL)
 def test_grpc_status_exists(cls: type[BrayxError]) -> None:
     assert cls.grpc_status in grpc.StatusCode.__members__
+
+
+@pytest.mark.parametrize(
+    ("statuses", "grpc_status"),
+    [
+        ({"http_status": 418}, "INVALID_ARGUMENT"),
+        ({"http_status": 507}, "INTERNAL"),
+        ({"http_status": 404}, "NOT_FOUND"),
+        ({"http_status": 409, "grpc_status": "ALREADY_EXISTS"}, "ALREADY_EXISTS"),
+    ],
+)
+def test_a_class_of_a_user_may_have_any_status(statuses: dict[str, Any], grpc_status: str) -> None:
+    assert type("Own", (BrayxError,), statuses).grpc_status == grpc_status  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("cls", ALL)
