@@ -8,13 +8,15 @@ doors or progress.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from brayx import clock
 from brayx.actor.agent import Services
 from brayx.actor.players import LearningPlayer
 from brayx.jobs.champion import behaviour_pool
@@ -53,6 +55,9 @@ if TYPE_CHECKING:
     from brayx.model.acting import ActingModel
     from brayx.model.local import LocalModel
     from brayx.tracking.clerk import Clerk
+
+
+_LATE_S = 10.0
 
 
 class SelfPlay(LocalLeagueTraining):
@@ -220,6 +225,8 @@ class _Waiting:
     """It played itself before the training was resumed."""
     project: Future[str] | None = None
     """The request for the name under which its versions are registered."""
+    late_at: float | None = None
+    """When to say that MLflow does not answer; infinite: it was said. None: it was not asked."""
 
     @property
     def plays_itself(self) -> bool:
@@ -258,7 +265,7 @@ class LocalSelfPlays(SelfPlays[SelfPlay]):
         for play in self._playing.values():
             play.look()
         for name, waiting in list(self._waiting.items()):
-            if waiting.plays_itself and waiting.trainee.clerk.opened():
+            if waiting.plays_itself and self._has_opened({name: waiting}, waiting.trainee.clerk):
                 self._play(name, waiting)
         self._look_for_rivals()
 
@@ -273,8 +280,7 @@ class LocalSelfPlays(SelfPlays[SelfPlay]):
         if self._group is not None:
             teams |= self._group.teams
         clerks = [waiting.trainee.clerk for waiting in rivals.values()]
-        opened = all(clerk.opened() for clerk in (*clerks, self._resumed) if clerk is not None)
-        if not rivals or len(teams) < 2 or not opened:
+        if not rivals or len(teams) < 2 or not self._has_opened(rivals, *clerks, self._resumed):
             return
         if self._group is None:
             options = next(iter(rivals.values())).job.self_plays
@@ -283,6 +289,22 @@ class LocalSelfPlays(SelfPlays[SelfPlay]):
             if waiting.players.name == MAIN:
                 waiting.players.name = player_name(name, self._group.names)
             self._play(name, waiting, self._group)
+
+    def _has_opened(self, waiting: Mapping[str, _Waiting], *clerks: Clerk | None) -> bool:
+        """Whether these trials are open, for which the behaviours wait."""
+        opened = all(clerk.opened() for clerk in clerks if clerk is not None)
+        if not opened:
+            self._say_late(waiting)
+        return opened
+
+    def _say_late(self, waiting: Mapping[str, _Waiting]) -> None:
+        """Says, once of each behaviour, that it has long waited for MLflow."""
+        for name, one in waiting.items():
+            if one.late_at is None:
+                one.late_at = clock.now() + _LATE_S
+            elif clock.now() >= one.late_at:
+                one.late_at = math.inf
+                self._say(f"behaviour {name!r} waits with its self-play until MLflow answers")
 
     @property
     def opponents(self) -> list[ActingModel | LocalModel]:
@@ -306,6 +328,7 @@ class LocalSelfPlays(SelfPlays[SelfPlay]):
         # Others may be learning, so this does not wait; a request that was given up would go to the queue's end again.
         project = waiting.project = waiting.project or trainee.clerk.request(behaviour_pool, True)
         if not project.done():
+            self._say_late({name: waiting})
             return
         if not self._begin(name, lambda say: SelfPlay(job, trainee, players, say, project.result(), group)):
             waiting.project = None

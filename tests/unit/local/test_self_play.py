@@ -29,6 +29,7 @@ from brayx.local import self_play as module
 from brayx.local.self_play import LocalSelfPlays, RivalGroup, RivalsLeague, SidesLeague
 from brayx.metrics import Recorder
 from brayx.replay.buffer import NullBuffer
+from tests.clocks import Clock
 from tests.unit.actor.test_contract_agent import Fixed
 from tests.unit.replay.made import Box
 
@@ -328,15 +329,21 @@ def test_a_rival_whose_start_failed_begins_among_its_rivals_with_its_team(monkey
 
     monkeypatch.setattr(module, "SelfPlay", start_play)
     monkeypatch.setattr(self_plays, "_RETRY_S", 0.0)
+    monkeypatch.setattr("brayx.clock.now", clock := Clock())
     plays = LocalSelfPlays(said.append)
-    clerk = SimpleNamespace(may_resume=False, opened=lambda: True, request=request)
+    clerk = SimpleNamespace(may_resume=False, opened=lambda: clock.now > 9.0, request=request)
     job, trainee = SimpleNamespace(self_plays={"self_play": SelfPlayConfig()}), SimpleNamespace(clerk=clerk)
     for team, name in enumerate(("striker", "keeper")):
         players = plays.players(name, cast("Any", job), cast("Any", trainee), Playing().players.services)
         assert players is not None
         asyncio.run(players.seat(name, {"contract": Contract.parse({**CONTRACT, "team": team})}))
-    for _ in range(3):
+    for clock.now in (0.0, 9.0, 9.5):
         plays.look()
+    assert said == []
+    for clock.now in (10.0, 20.0):
+        plays.look()
+    late = [f"behaviour {name!r} waits with its self-play until MLflow answers" for name in ("striker", "keeper")]
+    assert said == late, "once"
     assert (started, len(requests)) == ([], 2), "however long MLflow takes, its queue has each request once"
     for future in requests:
         future.set_result("project")
