@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 import logging
+import math
 import os
 import secrets
 import signal
@@ -25,6 +26,7 @@ import psutil
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
+from brayx import command_line
 from brayx.cluster import NAMESPACE
 from brayx.logs import limit
 from brayx.replay.config import STREAM_ENVIRONMENT
@@ -73,8 +75,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(autouse=True)
 def _lines_of_one_test() -> None:
-    """Resets the limit of log lines before each test."""
+    """Resets the limit of log lines, and the time of a command's newest line, before each test."""
     limit.forget()
+    command_line._said_at = math.inf
 
 
 @pytest.fixture(autouse=True)

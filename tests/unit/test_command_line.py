@@ -7,7 +7,7 @@ import math
 import pytest
 
 from brayx import command_line
-from brayx.command_line import Parser, Switch, announced, count, say_after_silence
+from brayx.command_line import Parser, Switch, announced, count, say, say_after_silence
 
 
 def parser() -> Parser:
@@ -63,6 +63,12 @@ def test_an_interrupt_says_what_was_left(note: str, capsys: pytest.CaptureFixtur
     first, last = capsys.readouterr().err.splitlines()
     assert first.startswith("job.yaml: ")
     assert last == f"brayx: interrupted {note or 'before it began'}"
+
+
+@pytest.mark.parametrize("test", [1, 2])
+def test_what_one_test_says_is_no_line_of_the_next(test: int) -> None:
+    assert command_line._said_at == math.inf
+    say("a line")
 
 
 def test_a_long_step_is_said_after_a_silence(
