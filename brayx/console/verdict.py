@@ -91,6 +91,7 @@ WAITS = "Sessions that wait for their players: {silent}."
 FEW = "Which is better shows when each has finished {games} games."
 BETTER = "Version {canary} is better than version {champion}: its return is {difference} higher."
 WORSE = "Version {canary} is worse than version {champion}: its return is {difference} lower."
+UNMEASURED = "Which is better is not known: the results lack their standard error."
 SAME = "No difference is shown: both have the same return."
 UNSHOWN = "No difference is shown: it is {difference}, which takes about {games} games of each to show."
 NO_JOB = "No job is running here."
@@ -114,6 +115,7 @@ REASONS = (
     IDLE,
     WAITS,
     FEW,
+    UNMEASURED,
     BETTER,
     WORSE,
     SAME,
@@ -213,8 +215,10 @@ def verdict_of_canary(champion: int, canary: int, results: Mapping[int, ResultDo
     first, second = results.get(champion), results.get(canary)
     if first is None or second is None or min(first.games or 0.0, second.games or 0.0) < _MANY_GAMES:
         return VerdictDocument(state="unsure", reason=FEW, values={"games": _MANY_GAMES})
+    errors = [math.nan if result.error is None else result.error for result in (first, second)]
+    if any(map(math.isnan, errors)):
+        return VerdictDocument(state="unsure", reason=UNMEASURED)
     difference = second.mean - first.mean
-    errors = first.error or 0.0, second.error or 0.0
     values = {"champion": str(champion), "canary": str(canary), "difference": abs(difference)}
     if abs(difference) > 1.96 * math.hypot(*errors):
         if difference > 0.0:

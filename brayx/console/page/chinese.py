@@ -80,6 +80,7 @@ CHINESE: dict[str, str] = {
     verdict.FEW: "双方各结束 {games} 局后才能看出哪个更好。",
     verdict.BETTER: "版本 {canary} 比版本 {champion} 好：回报高 {difference}。",
     verdict.WORSE: "版本 {canary} 比版本 {champion} 差：回报低 {difference}。",
+    verdict.UNMEASURED: "无法比较好坏：结果缺少标准误差。",
     verdict.SAME: "看不出差别：双方回报相同。",
     verdict.UNSHOWN: "看不出差别：相差 {difference}，双方各需约 {games} 局才能证明。",
     verdict.ENDS: "请在“模型”页结束金丝雀，之后的新会话都使用冠军。",
@@ -246,6 +247,7 @@ CHINESE: dict[str, str] = {
     "Nothing is recorded yet. A component `kind: recording` in the job records its sessions.": (
         "还没有录像。在任务里加一个 `kind: recording` 的组件，就会录下会话。"
     ),
+    "None of the newest recorded sessions has ended yet.": "最近录制的会话都还没有结束。",
     "No recording matches. An id may contain *: 4f1c* finds those that begin with 4f1c.": (
         "没有这样的录像。会话名可以带 *：4f1c* 会找到以它开头的会话。"
     ),

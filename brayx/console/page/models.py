@@ -41,6 +41,7 @@ _SHOWN = 50
 _PROMOTE, _CANDIDATE, _PLAY, _COMPARE = "Promote", "Make candidate", "Play", "Compare"
 _LOOKED_AT = 20
 """The newest recordings, of which the first that has ended is compared."""
+_NOT_ENDED = "None of the newest recorded sessions has ended yet."
 _ALIASES = {_PROMOTE: "champion", _CANDIDATE: "candidate"}
 
 
@@ -53,6 +54,8 @@ class _Seen(NamedTuple):
     """Members of the newest league, such as ``main:7``."""
     recording: str
     """Id of the newest recorded session that has ended; empty: there is none."""
+    why_not: str
+    """Why no recording has ended."""
     can_play: bool
 
 
@@ -75,7 +78,8 @@ async def _load(caller: ApiCaller) -> _Seen:
     listing: RecordingsDocument = await caller.get(RecordingsDocument, "/api/recordings", limit=_LOOKED_AT)
     opponents: OpponentListDocument = await caller.get(OpponentListDocument, "/api/opponents")
     newest = next((recording.id for recording in listing.recordings if recording.end and recording.ticks), "")
-    return _Seen(models, job, standings, newest, not opponents.why_not)
+    why_not = _NOT_ENDED if listing.total else NOT_RECORDED
+    return _Seen(models, job, standings, newest, why_not, not opponents.why_not)
 
 
 class _Models:
@@ -170,7 +174,7 @@ class _Model:
 
     async def _act(self, version: int, action: str) -> None:
         if action == _COMPARE:
-            ui.notify(tr(NOT_RECORDED), type="warning", multi_line=True)
+            ui.notify(tr(self._seen.why_not), type="warning", multi_line=True)
             return
         await self._promotion.promote(version, _ALIASES[action], tr(action))
 
@@ -217,9 +221,10 @@ class _Canary:
         points = [in_words(judged(version, seen.standings)) for version in rated]
         verdict = judged_canary(arms, model.aliases, canary.alias)
         if verdict is not None:
-            points = [tr(verdict.reason, **shown_values(verdict)), tr(verdict.advice), *points]
+            advice = tr(verdict.advice) if canary.share else ""
+            points = [tr(verdict.reason, **shown_values(verdict)), advice, *points]
         self._compared.set_text(" ".join(filter(None, points)))
-        is_worse = verdict is not None and verdict.state == "worse"
+        is_worse = bool(canary.share) and verdict is not None and verdict.state == "worse"
         self._compared.classes(add=AMBER if is_worse else "", remove="" if is_worse else AMBER)
 
     def _say(self, share: float) -> None:

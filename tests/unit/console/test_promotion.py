@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from brayx.console import verdict
@@ -39,6 +41,18 @@ def test_which_of_two_versions_is_better(mean: float, games: float, said: str) -
     assert said in judged.text
     assert judged.reason in verdict.REASONS
     assert (judged.state == "worse") == (mean < 100.0)
+
+
+@pytest.mark.parametrize("error", [None, math.nan])
+def test_no_version_is_called_worse_if_an_error_is_not_known(error: float | None) -> None:
+    lower = ResultDocument(mean=9.999, error=error, games=500)
+    judged = judged_canary(
+        [arm("champion", 8, 10.0, 500), arm("candidate", 4, 0.0, 1).model_copy(update={"result": lower})],
+        {"champion": 8, "candidate": 4},
+        "candidate",
+    )
+    assert judged is not None
+    assert (judged.state, judged.reason, judged.advice) == ("unsure", verdict.UNMEASURED, "")
 
 
 def test_an_arm_is_told_when_its_alias_has_moved() -> None:
