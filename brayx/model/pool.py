@@ -198,21 +198,13 @@ class Pool:
         return {alias: version for alias, version in aliases(followed.name, self._uri).items() if alias in served}
 
     def _write(self, arm: Arm) -> None:
-        name = self._followed[arm.model].name
-        if arm not in self._trials:
-            title = f"serving {_searchable(name)} {arm.version} as {arm.alias}"
-            try:
-                self._trials[arm] = Trial.open(self._project, title, self._uri)
-            except TrackingError:  # another service has this run open
-                self._trials[arm] = Trial.open(self._project, title, self._uri, resume=False)
-        trial = self._trials[arm]
+        followed = self._followed[arm.model]
+        name = followed.name
         if arm not in self._begun:
-            trial.log_params({"serving": {"model": name, "version": arm.version, "alias": arm.alias}})
-            shown = trial.metrics() if trial.resumed else {}
-            before = Results.of({name: shown[chart] for name, chart in SERVING_CHARTS.items() if chart in shown})
-            with self._counting:
-                self._results[arm].join(before)
-            self._begun.add(arm)  # last: however often this is retried, earlier results are added once
+            for alias in {followed.alias, followed.canary} - {"", arm.alias}:
+                self._begin(arm._replace(alias=alias), name, is_new=False)  # of before a restart
+            self._begin(arm, name, is_new=True)
+        trial = self._trials[arm]
         with self._counting:
             numbers = self._results[arm].numbers()
             of_version = Results()
@@ -228,6 +220,34 @@ class Pool:
                 {f"serving.{key}": f"{value:g}" for key, value in of_version.numbers().items()},
                 self._uri,
             )
+
+    def _begin(self, arm: Arm, name: str, *, is_new: bool) -> None:
+        """Opens an arm's run, and adds the results that it has from before a restart.
+
+        Args:
+            arm: the arm.
+            name: its model's name in the registry.
+            is_new: whether to start a run if there is none that was interrupted.
+        """
+        if arm in self._begun:
+            return
+        if arm not in self._trials:
+            title = f"serving {_searchable(name)} {arm.version} as {arm.alias}"
+            if not is_new and Trial.interrupted(self._project, title, self._uri) is None:
+                return
+            try:
+                self._trials[arm] = Trial.open(self._project, title, self._uri)
+            except TrackingError:  # another service has this run open
+                if not is_new:
+                    return
+                self._trials[arm] = Trial.open(self._project, title, self._uri, resume=False)
+        trial = self._trials[arm]
+        trial.log_params({"serving": {"model": name, "version": arm.version, "alias": arm.alias}})
+        shown = trial.metrics() if trial.resumed else {}
+        before = Results.of({name: shown[chart] for name, chart in SERVING_CHARTS.items() if chart in shown})
+        with self._counting:
+            self._results.setdefault(arm, Results()).join(before)
+        self._begun.add(arm)  # last: however often this is retried, earlier results are added once
 
 
 def _searchable(name: str) -> str:

@@ -180,6 +180,12 @@ def test_results_are_written_to_a_run_per_arm_and_to_the_version(versions):
     pool.write()
     tags = client.get_model_version("policy", "2").tags
     assert (tags["serving.sessions"], tags["serving.episode_return"]) == ("11", "30")
+    restarted = Pool(versions, "p", {"model": Followed("policy", canary="candidate")})
+    for arm, sessions in (("model/champion/2", "12"), ("model/candidate/2", "13")):
+        restarted.add(counted([arm]))
+        restarted.write()
+        assert client.get_model_version("policy", "2").tags["serving.sessions"] == sessions
+    assert runs()["serving policy 2 as candidate"].metrics["session/sessions"] == 9
     pool.finish()
     serve(1)
     [experiment] = [e for e in client.search_experiments() if e.name == "p"]
