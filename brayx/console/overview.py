@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from fastapi import APIRouter
@@ -164,17 +165,17 @@ def routes(source: Source) -> APIRouter:
         job = _job(source)
         if not job.running:
             return OverviewDocument(verdict=VerdictDocument(state="none", reason=NO_JOB))
-        entries = [] if missing_database(source.uri) is not None else versions(source.project, source.uri)
-        newest_aliases = aliases(source.project, source.uri) if entries else {}
+        pool = functools.cache(functools.partial(_pool, source.uri))
+        entries, newest_aliases = pool(source.project)
         crowned = next((entry for entry in entries if entry.version == newest_aliases.get("champion")), None)
         points = _points(source, [*entries[-1:], *([crowned] if crowned else [])])
         champion = None if crowned is None else _rated(crowned, points)
         newest = _rated(entries[-1], points, crowned) if entries else None
         if job.mode == "serve":
             verdict = verdict_of_service(job.numbers, job.errors, job.sessions, job.silent)
-            arms = with_results(job.arms, {entry.version: entry.tags for entry in entries}, newest_aliases)
-            if verdict.state in ("serving", "idle"):
-                verdict = next(filter(None, _worse_canaries(source, job, arms)), verdict)
+            arms, worse = _judged_arms(job, pool)
+            if worse and verdict.state in ("serving", "idle"):
+                verdict = worse[0]
             return OverviewDocument(verdict=verdict, arms=arms, champion=champion, newest=newest)
         returns, means = _curves(source, job.run_id, RETURN_CHART, CHARTS["episode_return"])
         verdict = verdict_of_training(
@@ -237,13 +238,33 @@ def with_results(
     return seen
 
 
-def _worse_canaries(source: Source, job: JobDocument, arms: Sequence[ArmDocument]) -> Iterator[VerdictDocument | None]:
-    """The verdict on each canary that is worse than the champion, and still gets sessions."""
-    for component, canary in job.canaries.items():
-        at = aliases(canary.name, source.uri)
-        of_model = [arm for arm in arms if arm.model == component]
-        judged = judged_canary(of_model, at, canary.alias)
-        yield judged if canary.share and judged is not None and judged.state == "worse" else None
+def _pool(uri: str, name: str) -> tuple[list[PoolEntry], dict[str, int]]:
+    """The versions of a registered model and its aliases; empty: there is no such model."""
+    entries = [] if missing_database(uri) is not None else versions(name, uri)
+    return entries, aliases(name, uri) if entries else {}
+
+
+def _judged_arms(
+    job: JobDocument, pool: Callable[[str], tuple[Sequence[PoolEntry], Mapping[str, int]]]
+) -> tuple[list[ArmDocument], list[VerdictDocument]]:
+    """The arms with what their own models' pools have, and a verdict on each canary that is worse and gets sessions.
+
+    Args:
+        job: a service.
+        pool: reads a registered model, as `_pool`.
+    """
+    arms: list[ArmDocument] = []
+    worse: list[VerdictDocument] = []
+    for component in dict.fromkeys(arm.model for arm in job.arms):
+        of_model = [arm for arm in job.arms if arm.model == component]
+        if references := job.registered.get(component):
+            entries, at = pool(references[0].removeprefix("models:/").rpartition("/")[0])
+            of_model = with_results(of_model, {entry.version: entry.tags for entry in entries}, at)
+            canary = job.canaries.get(component)
+            judged = judged_canary(of_model, at, canary.alias) if canary is not None and canary.share else None
+            worse += [judged] if judged is not None and judged.state == "worse" else []
+        arms += of_model
+    return arms, worse
 
 
 def judged_canary(arms: Sequence[ArmDocument], newest_aliases: Mapping[str, int], alias: str) -> VerdictDocument | None:

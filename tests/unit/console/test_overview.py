@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from fastapi import FastAPI
 from nicegui import Client, ui
@@ -12,12 +15,22 @@ from nicegui import Client, ui
 from brayx.console import verdict
 from brayx.console.documents import ResultDocument, result_of, served_result
 from brayx.console.league import StandingDocument
-from brayx.console.overview import _arms, _curves, with_results
+from brayx.console.overview import (
+    ArmDocument,
+    CanaryDocument,
+    JobDocument,
+    _arms,
+    _curves,
+    _judged_arms,
+    _pool,
+    with_results,
+)
 from brayx.console.page.caller import ApiCaller
 from brayx.console.page.overview import _Loader, _Seen, led
 from brayx.console.source import Source
+from brayx.engines.base import save_weights
 from brayx.metrics.charts import CHARTS, RETURN_CHART
-from brayx.tracking import Trial
+from brayx.tracking import Trial, register, tag
 
 THIRTY = {"elo": 0.0, "games": 30, "champion": False, "env_steps": None}
 
@@ -95,3 +108,28 @@ def test_a_result_says_how_its_games_were_played() -> None:
     assert result_of(rated) == ResultDocument(mean=9.0, games=20.0, how="evaluation")
     served = served_result(rated | {"serving.episode_return": "8.9"})
     assert served == ResultDocument(mean=8.9, how="service")
+
+
+def test_an_arm_has_the_results_of_its_own_models_pool(tracking_db: str, tmp_path: Path) -> None:
+    trial = Trial.open("project", "t", tracking_db)
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    save_weights(folder / "weights.npz", {"factor": np.zeros(1, np.float32)})
+    for name, mean in (("project", 0.0), ("project-model", 9.0)):
+        for version, alias in ((1, "champion"), (2, "candidate")):
+            register(trial, trial.save_checkpoint(folder, version), name, alias=alias)
+            served = {"episode_return": mean / version, "return_error": 0.1, "games": 50}
+            tag(name, version, {f"serving.{key}": str(value) for key, value in served.items()}, tracking_db)
+    job = JobDocument(
+        running=True,
+        registered={"model": ["models:/project-model/1", "models:/project-model/2"], "other": []},
+        arms=[
+            ArmDocument(model="model", alias="champion", version=1),
+            ArmDocument(model="model", alias="candidate", version=2),
+            ArmDocument(model="other", alias="champion", version=0),
+        ],
+        canaries={"model": CanaryDocument(name="project-model", alias="candidate", share=0.5)},
+    )
+    arms, worse = _judged_arms(job, partial(_pool, tracking_db))
+    assert [arm.result and arm.result.mean for arm in arms] == [9.0, 4.5, None]
+    assert [judged.reason for judged in worse] == [verdict.WORSE]
