@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+from collections.abc import AsyncIterator
 
 from nicegui import ui
 
 from brayx.console.documents import DoneDocument
-from brayx.console.overview import JobDocument, OverviewDocument
+from brayx.console.overview import JobDocument, OverviewDocument, RatedDocument
 from brayx.console.page.caller import ApiCaller
 from brayx.console.page.frame import BROWSER_S, confirmed, control, number, result_text, until_end
 from brayx.console.page.words import tr
 from brayx.console.trials import BestDocument
+from brayx.errors import BrayxError
 from brayx.metrics.totals import BEHAVIOUR_RETURN
+
+_STORE_S = 2.0
+"""Time for what the words need from MLflow: a slow store must not keep a training from being stopped."""
 
 
 class StopButton(ui.button):
@@ -31,11 +38,13 @@ class StopButton(ui.button):
         if not chosen:
             return
         until_end(self, tr("Stopped."))
-        overview: OverviewDocument = await self._caller.get(OverviewDocument, "/api/job/overview")
+        champion: RatedDocument | None = None
+        async with _in_time():
+            champion = (await self._caller.get(OverviewDocument, "/api/job/overview")).champion
         # The browser gets its last words first, since the console may end before anything else reaches it.
         shown = tr("`brayx console` shows what it has registered.")
         finished = " ".join(filter(None, (tr("Finished."), registers, shown)))
-        last = json.dumps(finished if chosen == finish else _last_words(job, overview))
+        last = json.dumps(finished if chosen == finish else _last_words(job, champion))
         await ui.run_javascript(f"window.brayxEnd = {last}", timeout=BROWSER_S)
         register = str(chosen == finish).lower()
         call = self._caller.post(DoneDocument, f"/api/trials/{job.run_id}/stop?register={register}")
@@ -46,19 +55,33 @@ class StopButton(ui.button):
             ui.run_javascript("window.brayxEnd = ''")
 
     async def _registers(self, job: JobDocument) -> str:
-        """Which version the training registers if it is finished; empty: that of a league or of several behaviours."""
+        """Which version the training registers if it is finished; empty: that of a league or of several behaviours,
+        or not known in time."""
         if job.league or any(name.startswith(BEHAVIOUR_RETURN) for name in job.numbers):
             return ""
-        best = await self._caller.get(BestDocument | None, f"/api/trials/{job.run_id}/best")
-        if best is None:
-            return tr("No checkpoint has a return of enough games yet: only the last one can be registered.")
-        words = "The best version is that after {steps} env steps, with a {result}, unless the last one is better."
-        return tr(words, steps=number(best.step), result=result_text(best.result))
+        text = ""
+        async with _in_time():
+            best = await self._caller.get(BestDocument | None, f"/api/trials/{job.run_id}/best")
+            text = tr("No checkpoint has a return of enough games yet: only the last one can be registered.")
+            if best is not None:
+                text = tr(
+                    "The best version is that after {steps} env steps, with a {result}, unless the last one is better.",
+                    steps=number(best.step),
+                    result=result_text(best.result),
+                )
+        return text
 
 
-def _last_words(job: JobDocument, overview: OverviewDocument) -> str:
+@contextlib.asynccontextmanager
+async def _in_time() -> AsyncIterator[None]:
+    """Ends what is in it if a call fails, or after `_STORE_S`."""
+    with contextlib.suppress(BrayxError, TimeoutError):
+        async with asyncio.timeout(_STORE_S):
+            yield
+
+
+def _last_words(job: JobDocument, champion: RatedDocument | None) -> str:
     """What the page says once the training has stopped."""
-    champion = overview.champion
     crowned = "" if job.league else tr("This training has registered no version.")  # a league registers as it trains
     if champion is not None:
         crowned += " " + tr("The champion is still version {version}.", version=champion.version)
