@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 def train_in_process(
     chosen: Mapping[str, Any],
+    of_job: Mapping[str, Any],
     algorithm: PPOConfig,
     training: Training,
     project: str,
@@ -41,6 +42,7 @@ def train_in_process(
 
     Args:
         chosen, stop: as there.
+        of_job: options of the job, in ``chosen``.
         algorithm, training: the options of PPO and its training in ``chosen``.
         project, name: names of the trial.
         progress: called after each update with its number, the env steps and the newest metrics.
@@ -54,7 +56,7 @@ def train_in_process(
                 from brayx.local.training import as_job  # meanwhile the clerk's process imports MLflow
 
                 components = as_job(chosen["env"], algorithm, training, num_workers=chosen["num_workers"])
-                job = {"project": project, "trial": name, **components}
+                job = {"project": project, "trial": name, **of_job, **components}
                 result, registered = _watched(chosen, algorithm, training, clerk, stop, job, uri, progress)
             except BaseException as error:
                 with contextlib.suppress(BrayxError):

@@ -60,6 +60,8 @@ _COMMON: dict[str, Any] = {
     "address": "", "log_interval": 10, "course": None, "num_workers": 4, "num_envs": 8, "buffer_size": None,
 }  # fmt: skip
 """Defaults of the options that are not the training's; only `brayx.commands.parallel_ppo` sets ``buffer_size``."""
+_OF_JOB = {"console_port"}
+"""Options of the job that `brayx train` would run, which ``--set`` takes, too."""
 _ANNEALED = {"learning_rate_schedule": "linear", "clip_schedule": "linear"}
 
 _ATARI: dict[str, Any] = {
@@ -171,7 +173,8 @@ def options(parser: Parser) -> None:
     common(
         "--set", dest="settings", action=Settings, metavar="KEY=VALUE",
         help="any other option of PPO, of its training or network, as a brayx.Trainer has it: --set epochs=4, "
-        "--set target_return=475, --set network.hidden=[64,64]; may be given again",
+        "--set target_return=475, --set network.hidden=[64,64], --set console_port=null (no console); may be given "
+        "again",
     )  # fmt: skip
 
 
@@ -239,7 +242,8 @@ def train(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrainR
         from brayx.commands.in_process import train_in_process
 
         progress = _progress(chosen["log_interval"], training.num_steps)
-        return train_in_process(chosen, algorithm, training, project, name, progress, stop)
+        of_job = {option: chosen[option] for option in _OF_JOB & chosen.keys()}
+        return train_in_process(chosen, of_job, algorithm, training, project, name, progress, stop)
     from brayx.commands.distributed import train_distributed
 
     return train_distributed(
@@ -284,7 +288,7 @@ def configs(chosen: Mapping[str, Any], shown: Callable[[str], str] | None = None
     from brayx.algorithms.ppo import PPOConfig
     from brayx.local.training import with_options
 
-    values = {name: value for name, value in chosen.items() if name not in _COMMON}
+    values = {name: value for name, value in chosen.items() if name not in _COMMON.keys() | _OF_JOB}
     values["num_envs"] = chosen["num_workers"] * chosen["num_envs"]
     values.setdefault("use_gpu", chosen["device"] == "cuda")
     try:
