@@ -123,6 +123,11 @@ def mark() -> None:
     os.environ[_MARK] = secrets.token_hex(8)
 
 
+def is_ending() -> bool:
+    """Whether this command was interrupted: `end_within` was called."""
+    return _timer is not None
+
+
 def end_within(seconds: float = END_S) -> None:
     """After ``seconds``, kills the processes of this command and ends it with exit code 130. Another call restarts the
     time."""
@@ -147,7 +152,7 @@ def wait_to_save(opened: Callable[[float], bool], say: Callable[[str], None]) ->
     if opened(0.0):
         return True
     say(f"waiting up to {_SAVE_S:g} s for MLflow to start, to save the last checkpoint; another Ctrl-C stops waiting")
-    if _timer is None:  # not a command: Python raises KeyboardInterrupt for each Ctrl-C
+    if not is_ending():  # not a command: Python raises KeyboardInterrupt for each Ctrl-C
         return opened(_SAVE_S)
     end_within(_SAVE_S + END_S)
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -24,6 +24,8 @@ COMMANDS = (
 )  # fmt: skip
 """The commands in the order of the help, each the name of its file with hyphens for underscores."""
 _AGAIN_S = 0.05
+_cuts_import = False
+"""An interrupt came during an import, which may then fail in any way."""
 
 
 def run(argv: Sequence[str] | None = None) -> None:
@@ -42,6 +44,7 @@ def run(argv: Sequence[str] | None = None) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; a typed error is one line on standard error and exit code 2."""
     from brayx.errors import BrayxError
+    from brayx.shutdown import is_ending
 
     words = list(sys.argv[1:] if argv is None else argv)
     # Other commands' files stay unread: only the help and completion need them all.
@@ -54,8 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         code: int = arguments.run(arguments)
         return code
     except Exception as error:
-        interrupted = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # which lets imports fail in any way
-        expected = interrupted or isinstance(error, (BrayxError, ModuleNotFoundError))
+        interrupted, expected = is_ending(), _cuts_import or isinstance(error, (BrayxError, ModuleNotFoundError))
         if not expected or os.environ.get("BRAYX_TRACEBACK"):
             raise
         hint = ""
@@ -111,11 +113,20 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_within()
-    raise KeyboardInterrupt
+    _raise_in(frame)
 
 
 def _raise_once(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _raise_in(frame)
+
+
+def _raise_in(frame: FrameType | None) -> NoReturn:
+    """Raises an interrupt that came in this frame."""
+    global _cuts_import
+    while frame is not None:
+        _cuts_import = _cuts_import or frame.f_code.co_filename.startswith("<frozen importlib")
+        frame = frame.f_back
     raise KeyboardInterrupt
 
 

@@ -49,6 +49,41 @@ def test_an_interrupt_that_python_drops_is_repeated() -> None:
     assert done.stderr == ""
 
 
+UNTYPED = """
+import os, signal, sys, time
+from brayx.commands import check, cli
+
+def work(arguments):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        raise ValueError("while it ended") from None
+
+check.run = work
+sys.exit(cli.main(["check", "job.yaml"]))
+"""
+
+
+def test_an_error_after_an_interrupt_keeps_its_traceback() -> None:
+    command = [sys.executable, "-c", UNTYPED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT, check=False)
+    assert done.stderr.startswith("Traceback (most recent call last):\n")
+    assert done.stderr.endswith("ValueError: while it ended\n")
+
+
+def test_a_command_in_the_background_of_a_script_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its SIGINT is ignored from the start, as a command's after an interrupt."""
+
+    def run(arguments: object) -> int:
+        raise ValueError("a bug")
+
+    monkeypatch.setattr("brayx.commands.bridge.run", run)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with pytest.raises(ValueError, match="a bug"):
+        cli.main(["bridge", "unity", "game"])
+
+
 def test_every_command_is_a_file_and_every_file_with_a_help_is_a_command() -> None:
     folder = Path(cli.__file__).parent
     files = {file.stem for file in folder.glob("*.py") if "\nHELP = " in file.read_text()}
