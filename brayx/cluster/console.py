@@ -36,7 +36,7 @@ from brayx.errors import (
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.metrics import METRICS, Drained, Kind, Recorder
 from brayx.metrics.numbers import LocalNumbers
-from brayx.metrics.totals import ARM_GAMES, ARM_RETURNS
+from brayx.metrics.totals import ARM_GAMES, ARM_RETURNS, FAILED_S
 from brayx.model.encoding import pack, unpack
 from brayx.model.following import AliasFollower
 from brayx.recording.live_frames import LiveFrames
@@ -299,7 +299,7 @@ class ReplicaSessions:
 
 
 def merged(facts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The facts of several replicas as one: sums add up, percentiles and times are the largest, other numbers the mean.
+    """The facts of several replicas as one: sums add up, percentiles are the largest, other numbers the mean.
 
     Args:
         facts: what each replica answers.
@@ -332,6 +332,8 @@ def _together(name: str, values: list[float]) -> float:
         return sum(values)
     if metric is not None and metric.kind in (Kind.MAX, Kind.PERCENTILE):
         return max(values)
+    if name == FAILED_S:
+        return min(values)
     return sum(values) / len(values)
 
 

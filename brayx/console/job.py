@@ -123,15 +123,16 @@ def served_facts(status: Mapping[str, Any], follower: AliasFollower | None, numb
 
 
 def with_refusals(facts: Mapping[str, Any], errors: Sequence[str] = ()) -> dict[str, Any]:
-    """Facts as from `served_facts`, in which the newest message of each kind of refusal stands in place of the notes.
+    """Facts as from `served_facts`, in which the newest refusal or error of each kind stands in place of the notes.
 
     Args:
         facts: the facts.
         errors: further lines of errors.
     """
-    refused = {name: count for name, count in facts["numbers"].items() if name.startswith("requests_refused.")}
-    shown = {name: value for name, value in facts.items() if name != "notes"}
-    return {**shown, "errors": [*error_lines(refused, facts["notes"]), *errors]}
+    shown = ("agent_errors.", "requests_refused.")
+    lost = {name: count for name, count in facts["numbers"].items() if name.startswith(shown)}
+    others = {name: value for name, value in facts.items() if name != "notes"}
+    return {**others, "errors": [*error_lines(lost, facts["notes"]), *errors]}
 
 
 def console_keys(job: JobConfig) -> str:

@@ -15,7 +15,7 @@ from brayx.console.documents import Document, ResultDocument
 from brayx.errors import BadBody
 from brayx.jobs.progress import lost_of
 from brayx.metrics.declarations import WINDOW_GAMES, significant
-from brayx.metrics.totals import QUIET_S, RETURN_ERROR, points_of
+from brayx.metrics.totals import FAILED_S, QUIET_S, RETURN_ERROR, points_of
 
 _FAILING, _LOSING = 0.5, 0.05
 """Shares of lost games from which a job counts as failing, and as losing games."""
@@ -24,6 +24,8 @@ _BEGINS_S = 30.0
 _QUIET_S = 180.0
 """Time without env steps after which a training that has had some counts as failing or stalled: games may be long, and
 games that crash are started again."""
+_FAILED_S = 60.0
+"""A service whose newest failed game is older than this no longer counts as losing games."""
 _JUDGED_S = 120.0
 """A return that does not rise counts as stalled only after this time."""
 _MANY_GAMES = 20
@@ -58,7 +60,7 @@ RESTARTS = "Fix the code where the error points, and start the service again."
 PROCESS = "The game's process keeps ending: run its command by hand and read what it prints."
 WATCH = "Watch the newest failed game under Recordings, and read the game's own log."
 CONNECT = "Start a game that connects to one of the doors below."
-REFUSED = "The game does not send what the job expects. docs/protocol.md explains the error's code."
+REFUSED = "The game does not send what the job expects: mend the game. docs/protocol.md explains the error's code."
 STALLED = "If the return can still rise, read docs/guide-not-learning.md. If not, stop the training."
 FINISHED = (
     "If {value} is the most that this game gives, it is finished: stop the training. "
@@ -190,7 +192,7 @@ def verdict_of_service(
         numbers, errors, sessions: as for `verdict_of_training`.
         silent: sessions among them without a player.
     """
-    lost = _lost(numbers, errors, RESTARTS)
+    lost = _lost(numbers, errors, RESTARTS) if numbers.get(FAILED_S, 0.0) < _FAILED_S else None
     if lost is not None:
         return lost
     # A few silent sessions are people who think.
@@ -238,10 +240,12 @@ def _lost(numbers: dict[str, float], errors: Sequence[str], mend: str) -> Verdic
     share = lost / total if total else float(bool(numbers.get("gamecores_failed") and not numbers.get("games")))
     if share < _LOSING:
         return None
-    places = {name.partition(".")[2] for name in numbers if name.startswith("agent_errors.")}
-    refused = "" if places else _refusal(errors, BadBody.code)
+    hooks = [name.partition(".")[2] for name in numbers if name.startswith("agent_errors.")]
+    raised = [line for line in errors if any(f" in {hook};" in line for hook in hooks)]
+    are_games = bool(raised) and all(f": {BadBody.__name__}: " in line for line in raised)
+    refused = "" if hooks and not are_games else next(iter(raised), _refusal(errors, BadBody.code))
     ended = PROCESS if numbers.get("gamecores_failed") else WATCH
-    advice = mend if places else REFUSED if refused else ended
+    advice = REFUSED if refused else mend if hooks else ended
     values = {"lost": lost, "total": total}
     state: State = "failing" if share >= _FAILING else "losing"
     cause = refused or next(iter(errors), "")

@@ -14,6 +14,7 @@ from collections.abc import Collection, Mapping
 from brayx.metrics import METRICS, Kind
 from brayx.metrics.totals import (
     FAILED_IN_WINDOW,
+    FAILED_S,
     FRAGMENTS_IN_WINDOW,
     GAMES,
     GAMES_IN_WINDOW,
@@ -121,7 +122,7 @@ NUMBERS_FILE = "numbers.json"
 """Artifact with every number, by its own name and label, whether MLflow shows it or not; seconds old at most."""
 
 _OWN = "game/"
-_NOT_SHOWN = (FAILED_IN_WINDOW, FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW, OVERLOADED_IN_WINDOW, QUIET_S)
+_NOT_SHOWN = (FAILED_IN_WINDOW, FRAGMENTS_IN_WINDOW, LOST_IN_WINDOW, OVERLOADED_IN_WINDOW, QUIET_S, FAILED_S)
 _TAKEN = frozenset(CHARTS.values())
 _SUMS = frozenset(name for name in CHARTS if name in METRICS and METRICS[name].kind is Kind.SUM)
 

@@ -37,6 +37,8 @@ RATED = {"ticks": "ticks_per_s", "env_steps": "env_steps_per_s"}
 """Sums also kept as a rate over the last seconds."""
 QUIET_S = "quiet_s"
 """Time since the newest env step, or else since this hub started."""
+FAILED_S = "failed_s"
+"""Time since the newest game failed, load aside; with one at least since this hub started."""
 TICKS_THIS_RUN = "ticks_this_run"
 """Ticks answered since this hub started, without the trial's earlier ones."""
 GAMES = "games"
@@ -166,6 +168,7 @@ class Totals:
         self._rate_window_s = rate_window_s
         self._clock = clock
         self._started = self._stepped = clock()
+        self._failed: float | None = None
 
     def merge(self, part: Drained) -> None:
         """Merges the metrics that one process has recorded."""
@@ -214,6 +217,8 @@ class Totals:
         self._explained -= processes - unexplained
         for reason, count in ((OVERLOADED, overloaded), (_ERROR, failed - overloaded + unexplained)):
             self._outcomes.extend(itertools.repeat(reason, min(round(count), WINDOW_GAMES)))
+        if failed - overloaded + unexplained:
+            self._failed = now
         if pushed or lost:
             self._fragments.append((pushed + lost, lost))
             while sum(count for count, _ in self._fragments) - self._fragments[0][0] >= WINDOW_FRAGMENTS:
@@ -315,6 +320,8 @@ class Totals:
         league = [count for name, count in self.sums.items() if name.partition(".")[0] == "league_games"]
         derived[GAMES] = sum(league) if league else self.sums.get(GAMES, 0.0)
         derived[QUIET_S] = now - self._stepped
+        if self._failed is not None:
+            derived[FAILED_S] = now - self._failed
         return derived
 
 

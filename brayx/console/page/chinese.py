@@ -93,7 +93,7 @@ CHINESE: dict[str, str] = {
     verdict.PROCESS: "游戏进程不断退出：请手动运行它的命令，看看输出。",
     verdict.WATCH: "请在“录像”里看最近失败的一局，并查看游戏自己的日志。",
     verdict.CONNECT: "请启动一个游戏，连接到下面的某个入口。",
-    verdict.REFUSED: "游戏发送的内容与任务的要求不符。错误码的说明在 docs/protocol.md。",
+    verdict.REFUSED: "游戏发送的内容与任务的要求不符，请修改游戏。错误码的说明在 docs/protocol.md。",
     verdict.STALLED: "如果回报还能提高，请阅读 docs/zh/guide-not-learning.md；如果不能，就停止训练。",
     verdict.FINISHED: (
         "如果 {value} 已是这个游戏能得到的最高回报，训练就完成了，可以停止。"

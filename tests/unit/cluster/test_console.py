@@ -8,6 +8,7 @@ import numpy as np
 
 from brayx.actor.live_ticks import LiveFrame, LiveTick, LiveTicks
 from brayx.cluster.console import merged, packed, unpacked
+from brayx.console.job import with_refusals
 from brayx.model.encoding import pack, unpack
 
 
@@ -33,7 +34,7 @@ def test_ticks_come_as_they_were_sent() -> None:
 def test_sums_add_up_percentiles_are_the_largest_and_other_numbers_the_mean() -> None:
     numbers = (
         {"ticks": 2.0, "arm_games.m/champion/1": 1.0, "tick_seconds.p99": 0.5, "forward_batch_size": 1.0},
-        {"ticks": 3.0, "arm_games.m/champion/1": 2.0, "tick_seconds.p99": 0.1},
+        {"ticks": 3.0, "arm_games.m/champion/1": 2.0, "tick_seconds.p99": 0.1, "failed_s": 2.0},
     )
     replicas = [
         {
@@ -49,5 +50,15 @@ def test_sums_add_up_percentiles_are_the_largest_and_other_numbers_the_mean() ->
     assert (together["sessions"], together["silent"], together["application"]) == (5, 2, "a")
     assert together["registered"] == {"model": ["models:/m/1", "models:/m/2"]}
     of_arm = {"arm_games.m/champion/1": 3.0}
-    assert together["numbers"] == {"ticks": 5.0, **of_arm, "tick_seconds.p99": 0.5, "forward_batch_size": 1.0}
+    others = {"tick_seconds.p99": 0.5, "forward_batch_size": 1.0, "failed_s": 2.0}
+    assert together["numbers"] == {"ticks": 5.0, **of_arm, **others}
     assert merged([])["sessions"] == 0
+
+
+def test_refusals_and_errors_of_agents_have_their_newest_message() -> None:
+    numbers = {"requests_refused.bad_body": 2.0, "agent_errors.on_tick": 1.0, "ticks": 9.0}
+    facts = {"numbers": numbers, "notes": dict.fromkeys(numbers, "KeyError: 'obs' (game.py:3)")}
+    raised, refused, other = with_refusals(facts, ["no replica answers"])["errors"]
+    assert raised == "1 error in on_tick; the newest: KeyError: 'obs' (game.py:3)"
+    assert refused.startswith("2 requests refused (bad_body);")
+    assert other == "no replica answers"

@@ -157,8 +157,18 @@ def test_a_service_serves_is_idle_or_fails() -> None:
     assert (alone.state, alone.reason, alone.advice) == ("idle", verdict.WAITS, ""), "a player thinks"
     left = verdict_of_service(numbers, [], 11, 11)
     assert (left.state, left.advice, left.values) == ("idle", verdict.SILENT, {"silent": 11})
-    failing = verdict_of_service(FAILED, ["why"], 3)
+    failing = verdict_of_service(FAILED | {"failed_s": 59.0}, ["why"], 3)
     assert (failing.state, failing.advice, failing.cause) == ("failing", verdict.RESTARTS, "why")
+    assert verdict_of_service(numbers | FAILED | {"failed_s": 60.0}, ["why"], 3).state == "serving", "long ago"
+
+
+def test_an_agent_that_finds_a_body_bad_needs_no_restart() -> None:
+    bad = "40 errors in on_tick; the newest: agent 'a': BadBody: obs is missing (agent.py:3)"
+    refused = verdict_of_service(FAILED, [bad, NAN], 3)
+    assert (refused.state, refused.advice, refused.cause) == ("failing", verdict.REFUSED, bad)
+    fault = "1 error in on_episode; the newest: agent 'a': KeyError: 'speed' (agent.py:9)"
+    both = verdict_of_service(FAILED | {"agent_errors.on_episode": 1.0}, [fault, bad, NAN], 3)
+    assert (both.advice, both.cause) == (verdict.RESTARTS, fault)
 
 
 def test_each_reason_has_its_values() -> None:

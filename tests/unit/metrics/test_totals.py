@@ -167,6 +167,16 @@ class TestTotals:
         totals.merge(part(("ticks", 5.0)))
         assert totals.snapshot()["quiet_s"] == 3.0
 
+    def test_the_newest_failed_game_has_an_age(self) -> None:
+        clock = Clock(100.0)
+        totals = Totals(clock=clock)
+        totals.merge(part(("games_failed", 1.0), label="overloaded"))
+        assert "failed_s" not in totals.snapshot()
+        totals.merge(part(("games_failed", 1.0), label="on_tick"))
+        clock.now += 3.0
+        totals.merge(part(("ticks", 5.0)))
+        assert totals.snapshot()["failed_s"] == 3.0
+
     def test_a_rate_covers_its_window(self) -> None:
         clock = Clock(100.0)
         totals = Totals(clock=clock, rate_window_s=5.0)
