@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from fastapi import APIRouter, Query
 
@@ -29,6 +30,8 @@ class StandingDocument(Document):
 
     member: str
     points: float
+    """Of a version, fitted to all its games with versions (`brayx.league.report.Books.fitted`), if there are any; else
+    its rating."""
     low: float
     high: float
     """``low`` and ``high`` are the ends of the 95 % interval of the points."""
@@ -81,6 +84,8 @@ class LeagueDocument(Document):
     project: str
     trial: str
     champion: str | None
+    served: str | None = None
+    """The registry's champion, which a service acts with: a member, or else its number; null: there is none."""
     counters: dict[str, int]
     players: dict[str, PlayerDocument] = {}
     """Empty: the league's trial does not record them."""
@@ -108,8 +113,11 @@ def routes(source: Source) -> APIRouter:
 
         trial, report = found[0], document(*found)
         players: dict[str, PlayerDocument] = {}
+        version = None
         with contextlib.suppress(LeagueError):  # an older one does not record them
-            players = _players(source.uri, trial.run_id)
+            pool, players = _players(source.uri, trial.run_id)
+            version = tracking.aliases(pool, source.uri).get("champion")
+        labels = {row["version"]: row["member"] for row in report["ratings"]}
         scripts = {name for name, player in players.items() if player.role == "script"}
         with contextlib.closing(Ledger(books_of(trial), read_only=True)) as ledger:
             curves = ledger.curves()
@@ -117,9 +125,10 @@ def routes(source: Source) -> APIRouter:
             project=trial.project,
             trial=trial.name,
             champion=report["champion"],
+            served=None if version is None else labels.get(version, str(version)),
             counters=report["counters"],
             players=players,
-            standings=[StandingDocument(**row, script=row["member"] in scripts) for row in report["ratings"]],
+            standings=_standings(report["ratings"], scripts),
             payoff=report["payoff"],
             curves={m.label: [(point.env_steps, point.points) for point in curve] for m, curve in curves.items()},
             intervals={
@@ -156,7 +165,17 @@ def points_of(source: Source) -> dict[str, float]:
         LeagueError: its books are not here, or cannot be read.
     """
     found = _books(source)
-    return {} if found is None else {row.member.label: row.points for row in found[1].standings()}
+    return {} if found is None else {row.member.label: (row.fitted or row).points for row in found[1].standings()}
+
+
+def _standings(rows: Sequence[Mapping[str, Any]], scripts: Collection[str]) -> list[StandingDocument]:
+    """The members, the strongest first, from those of `brayx.league.report.document`."""
+    standings = []
+    for row in rows:
+        fitted = {"points": row["fitted"], "low": row["fitted_low"], "high": row["fitted_high"]}
+        shown = {**row, **(fitted if row["fitted"] is not None else {})}
+        standings.append(StandingDocument(**shown, script=row["member"] in scripts))
+    return sorted(standings, key=lambda standing: -standing.points)
 
 
 def _books(source: Source) -> tuple[Trial, Books] | None:
@@ -170,11 +189,12 @@ def _books(source: Source) -> tuple[Trial, Books] | None:
 
 
 @functools.lru_cache(16)
-def _players(uri: str, run_id: str) -> dict[str, PlayerDocument]:
+def _players(uri: str, run_id: str) -> tuple[str, dict[str, PlayerDocument]]:
+    """The name of a league's model in the registry, and its players."""
     from brayx.league.promote import recorded_league  # imports torch
 
-    _, config, _ = recorded_league(Trial.attach(uri, run_id))
-    return {name: PlayerDocument(role=player.role, of=player.of) for name, player in config.players.items()}
+    pool, config, _ = recorded_league(Trial.attach(uri, run_id))
+    return pool, {name: PlayerDocument(role=player.role, of=player.of) for name, player in config.players.items()}
 
 
 def _levels(file: Path) -> list[LevelDocument]:

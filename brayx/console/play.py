@@ -24,6 +24,8 @@ class OpponentListDocument(Document):
     """Time for a move, after which the game is lost with its session."""
     opponents: dict[str, dict[str, Any]] = {}
     """Requests for `NewGameDocument`, by name. Besides these, the job may choose the opponent."""
+    model: str = ""
+    """The registered model whose versions are opponents; empty: none is."""
 
 
 class NewGameDocument(Document):
@@ -52,7 +54,7 @@ def routes(source: Source) -> APIRouter:
             return OpponentListDocument(why_not=why_not)
         versions = next((model.versions for model in registered_models(source.uri) if model.name == games.model), [])
         requests = games.opponents([entry.version for entry, _ in versions])
-        return OpponentListDocument(why_not="", think_s=games.think_s, opponents=requests)
+        return OpponentListDocument(why_not="", think_s=games.think_s, opponents=requests, model=games.model)
 
     @router.post("/games")
     def new_game(new: NewGameDocument) -> GameDocument:

@@ -62,6 +62,7 @@ def test_a_human_plays_a_requested_version_to_the_end(served: tuple[Serving, Con
     _, console = served
     opponents = console.get("/api/opponents")
     assert (opponents["why_not"], opponents["think_s"]) == ("", 60.0)
+    assert [opponents["model"]] == [model["name"] for model in console.get("/api/models")]
     levels = {"level easy": {"level": "easy"}, "level hard": {"level": "hard"}}
     assert opponents["opponents"] == {**levels, "version 2": {"version": 2}, "version 1": {"version": 1}}
     game = console.post("/api/games", {"opponent": {"level": "easy"}})

@@ -120,6 +120,21 @@ def test_a_snapshot_is_judged_by_its_leagues_gate(league: Console) -> None:
     assert league.refusal("GET", "/api/league/gate", params={"version": f"models:/{model['name']}/999"})[0] == 404
 
 
+def test_a_promoted_version_is_not_taken_for_the_leagues_champion(league: Console, browser: Browser) -> None:
+    (model,) = league.get("/api/models")
+    state = league.get("/api/league")
+    labels = {row["member"] for row in state["standings"] if ":" in row["member"]} - {state["champion"]}
+    chosen = min(labels)
+    league.post(f"/api/models/{model['name']}/promote", {"version": int(chosen.partition(":")[2])})
+    assert league.get("/api/league")["served"] == chosen
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.set_default_timeout(SHOWN_MS)
+        page.goto(f"{league.url}/league")
+        crowned = state["champion"] or "none yet"
+        expect(page.get_by_text(f"in service: {chosen}; champion of the league: {crowned};")).to_be_visible()
+
+
 def _table(page: Page) -> list[list[str]]:
     """The texts of the standings' cells."""
     expect(page.locator("tbody tr").first).to_be_visible()

@@ -196,6 +196,9 @@ CHINESE: dict[str, str] = {
     "Now it is version {version}: {result}.": "现在是版本 {version}：{result}。",
     "It is worse than the version that it replaces.": "它比被替换的版本差。",
     "It has no result yet.": "它还没有成绩。",
+    "In the league, version {version} scored {share} in {games} games against version {other}.": (
+        "在联赛中，版本 {version} 对版本 {other} 的 {games} 局得分率为 {share}。"
+    ),
     "It passes its league's gate: {reason}.": "它通过了联赛的关卡：{reason}。",
     "It fails its league's gate: {reason}.": "它没有通过联赛的关卡：{reason}。",
     "Its league's gate cannot be checked: {why}": "无法检查联赛的关卡：{why}",
@@ -314,8 +317,8 @@ CHINESE: dict[str, str] = {
     "{name} is a version of an earlier training; it does not learn.": "{name} 是以前训练得到的版本，不再学习。",
     "{name} (script)": "{name}（脚本）",
     "{name} is a program; it does not learn.": "{name} 是一个程序，不会学习。",
-    "A name with a number is a registered version: the player as it was then. ★ marks the champion.": (
-        "带数字的名字是注册的版本，即该玩家当时的样子。★ 表示冠军。"
+    "A name with a number is a registered version: the player as it was then. ★ marks the league's champion.": (
+        "带数字的名字是注册的版本，即该玩家当时的样子。★ 表示联赛的冠军。"
     ),
     "400 points more win ten games of eleven. Elo is a simpler rating, for comparison.": (
         "高 400 分，十一局中约胜十局。Elo 是一种较简单的评分，供比较。"
@@ -329,6 +332,9 @@ CHINESE: dict[str, str] = {
     ),
     "No player's rating has changed yet.": "还没有玩家的分数变化。",
     "champion: {champion}; games: {games}": "冠军：{champion}；局数：{games}",
+    "in service: {served}; champion of the league: {champion}; games: {games}": (
+        "服务中：{served}；联赛冠军：{champion}；局数：{games}"
+    ),
     "counted": "有效",
     "broken off": "中断",
     "contradictory": "结果矛盾",

@@ -8,11 +8,12 @@ from nicegui import ui
 
 from brayx.console.comparisons import ComparedTickDocument, ComparisonDocument
 from brayx.console.documents import served_result
+from brayx.console.league import LeagueDocument
 from brayx.console.models import ModelDocument
 from brayx.console.page.caller import ApiCaller
 from brayx.console.page.charts import Lines
 from brayx.console.page.frame import MUTED, Alert, number, reference_text, sentence
-from brayx.console.page.promotion import in_words, judged
+from brayx.console.page.promotion import in_words, judged, league_of, met, standings_of
 from brayx.console.page.tick import ActionBars, action_text, fact
 from brayx.console.page.words import tr
 from brayx.console.ticks import TickDocument
@@ -59,6 +60,8 @@ class Compare:
         self._windows: dict[int, dict[int, ComparedTickDocument]] = {}
         self._versions: dict[str, dict[str, str]] = {}
         self._results: dict[str, str] = {}
+        self._labels: dict[str, str] = {}
+        self._league: LeagueDocument | None = None
         self._none = ui.label(tr("There is no registered version to compare with yet.")).classes(MUTED)
         with ui.row().classes("w-full items-center gap-2") as self._choice:
             self._model = ui.select([], label=tr("model"), on_change=self._of_model).classes("w-56")
@@ -120,11 +123,13 @@ class Compare:
         self._model.set_options(names, value=next(iter(names), None))
         every = {reference: text for versions in self._versions.values() for reference, text in versions.items()}
         self._reference.set_options({"": tr("the recording"), **every}, value=against if against in every else "")
-        self._results = {
-            f"models:/{model.name}/{version.version}": in_words(judged(version, {}), served_result(version.tags))
-            for model in models
-            for version in model.versions
-        }
+        self._league = await league_of(self._caller, models)
+        standings = standings_of(self._league)
+        for model in models:
+            for version in model.versions:
+                reference = f"models:/{model.name}/{version.version}"
+                self._labels[reference] = version.label
+                self._results[reference] = in_words(judged(version, standings), served_result(version.tags))
         if chosen in self._versions.get(self._model.value, {}):
             self._version.set_value(chosen)
 
@@ -168,7 +173,10 @@ class Compare:
         self._query = {"version": self._version.value}
         if self._reference.value:
             self._query["reference"] = self._reference.value
-        self._results_shown.set_text("\n".join(self._results[version] for version in self._query.values()))
+        lines = [self._results[version] for version in self._query.values()]
+        if self._reference.value:
+            lines.append(met(self._league, self._labels[self._version.value], self._labels[self._reference.value]))
+        self._results_shown.set_text("\n".join(filter(None, lines)))
         self._windows = {}
         self._beside.clear()
         for part, shown in ((self._failure, False), (self._result, False), (self._progress, True)):

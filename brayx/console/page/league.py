@@ -26,7 +26,7 @@ _ROLES = {
 }
 """What players do, by their role."""
 _WORDS = (
-    "A name with a number is a registered version: the player as it was then. ★ marks the champion.",
+    "A name with a number is a registered version: the player as it was then. ★ marks the league's champion.",
     "400 points more win ten games of eleven. Elo is a simpler rating, for comparison.",
 )
 
@@ -91,7 +91,10 @@ def _league(first: LeagueDocument | None) -> Callable[[LeagueDocument | None], N
         champion = league.champion or tr("none yet")
         counters = {name: count for name, count in league.counters.items() if count or name == "counted"}
         counted = ", ".join(f"{number(count)} {tr(name.replace('_', ' '))}" for name, count in counters.items())
-        about.set_text(tr("champion: {champion}; games: {games}", champion=champion, games=counted))
+        in_use = "champion: {champion}; games: {games}"
+        if league.served not in (None, league.champion):
+            in_use = "in service: {served}; champion of the league: {champion}; games: {games}"
+        about.set_text(tr(in_use, served=league.served, champion=champion, games=counted))
         standings.show(league.standings)
         roles = [tr(_ROLES[player.role], name=name, of=player.of) for name, player in league.players.items()]
         words.set_text("\n".join([*roles, *map(tr, _WORDS)]))

@@ -29,7 +29,7 @@ from brayx.console.page.frame import (
     shown_values,
 )
 from brayx.console.page.listing import Listing, TableCell, counted, returned
-from brayx.console.page.promotion import AliasMoves, Judged, in_words, judged
+from brayx.console.page.promotion import AliasMoves, Judged, in_words, judged, league_of, met, standings_of
 from brayx.console.page.recordings import NOT_RECORDED
 from brayx.console.page.words import tr
 from brayx.console.play import OpponentListDocument
@@ -39,8 +39,8 @@ from brayx.league.files import PLAYER_TAG
 _SHOWN = 50
 """Number of versions that are shown of each model: the newest. Those with an alias are always shown."""
 _PROMOTE, _CANDIDATE, _PLAY, _COMPARE = "Promote", "Make candidate", "Play", "Compare"
-_LOOKED_AT = 20
-"""The newest recordings, of which the first that has ended is compared."""
+_LOOKED_AT = 100
+"""The newest recordings, of which one that has ended is compared."""
 _NOT_ENDED = "None of the newest recorded sessions has ended yet."
 _ALIASES = {_PROMOTE: "champion", _CANDIDATE: "candidate"}
 
@@ -50,13 +50,15 @@ class _Seen(NamedTuple):
 
     models: list[ModelDocument]
     job: JobDocument
+    league: LeagueDocument | None
     standings: Mapping[str, StandingDocument]
-    """Members of the newest league, such as ``main:7``."""
+    """Its members, such as ``main:7``."""
     recording: str
-    """Id of the newest recorded session that has ended; empty: there is none."""
+    """Id of the newest recorded session that has ended, if possible without an error; empty: there is none."""
     why_not: str
     """Why no recording has ended."""
-    can_play: bool
+    plays: str
+    """The registered model whose versions a human can play against; empty: none."""
 
 
 def add(connect: Connect) -> None:
@@ -71,15 +73,13 @@ def add(connect: Connect) -> None:
 async def _load(caller: ApiCaller) -> _Seen:
     models: list[ModelDocument] = await caller.get(list[ModelDocument], "/api/models")
     job: JobDocument = await caller.get(JobDocument, "/api/job")
-    standings = {}
-    if any(PLAYER_TAG in version.tags for model in models for version in model.versions):
-        league: LeagueDocument | None = await caller.get(LeagueDocument | None, "/api/league")
-        standings = {row.member: row for row in (league.standings if league else ())}
+    league = await league_of(caller, models)
     listing: RecordingsDocument = await caller.get(RecordingsDocument, "/api/recordings", limit=_LOOKED_AT)
     opponents: OpponentListDocument = await caller.get(OpponentListDocument, "/api/opponents")
-    newest = next((recording.id for recording in listing.recordings if recording.end and recording.ticks), "")
-    why_not = _NOT_ENDED if listing.total else NOT_RECORDED
-    return _Seen(models, job, standings, newest, why_not, not opponents.why_not)
+    ended = [recording for recording in listing.recordings if recording.end and recording.ticks]
+    ended.sort(key=lambda recording: recording.end == "error" or bool(recording.events))  # the newest stays first
+    newest, why_not = ended[0].id if ended else "", _NOT_ENDED if listing.total else NOT_RECORDED
+    return _Seen(models, job, league, standings_of(league), newest, why_not, opponents.model)
 
 
 class _Models:
@@ -157,7 +157,7 @@ class _Model:
 
     def _actions(self, row: Judged) -> dict[str, str]:
         actions = {name: "" for name, alias in _ALIASES.items() if alias not in row.version.aliases}
-        if self._seen.can_play:
+        if self._name == self._seen.plays:
             actions[_PLAY] = f"/play?opponent=version%20{row.key}"
         actions[_COMPARE] = ""
         if self._seen.recording:
@@ -218,12 +218,16 @@ class _Canary:
         arms = with_results(arms, {version.version: version.tags for version in model.versions}, model.aliases)
         self._arms.show(arms)
         rated = [version for version in model.versions if PLAYER_TAG in version.tags and version.aliases]
-        points = [in_words(judged(version, seen.standings)) for version in rated]
+        said = [in_words(judged(version, seen.standings)) for version in rated]
+        members = {version.version: version.label for version in rated}
+        is_league = self._version in members and champion in members
+        if is_league:
+            said.insert(0, met(seen.league, members[self._version or 0], members[champion or 0]))
         verdict = judged_canary(arms, model.aliases, canary.alias)
-        if verdict is not None:
+        if verdict is not None and not (is_league and verdict.state == "unsure"):  # the league's games say more
             advice = tr(verdict.advice) if canary.share else ""
-            points = [tr(verdict.reason, **shown_values(verdict)), advice, *points]
-        self._compared.set_text(" ".join(filter(None, points)))
+            said = [tr(verdict.reason, **shown_values(verdict)), advice, *said]
+        self._compared.set_text(" ".join(filter(None, said)))
         is_worse = bool(canary.share) and verdict is not None and verdict.state == "worse"
         self._compared.classes(add=AMBER if is_worse else "", remove="" if is_worse else AMBER)
 

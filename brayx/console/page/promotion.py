@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from brayx.console.documents import ResultDocument, lead_of_version, number_of, result_of
-from brayx.console.league import GateDocument, StandingDocument
+from brayx.console.league import GateDocument, LeagueDocument, StandingDocument
 from brayx.console.models import ModelDocument, MoveDocument, VersionDocument
 from brayx.console.overview import JobDocument
 from brayx.console.page.caller import ApiCaller
-from brayx.console.page.frame import confirmed, control, is_within_chance, plus_minus, result_text, sentence, with_games
+from brayx.console.page.frame import (
+    confirmed,
+    control,
+    is_within_chance,
+    number,
+    plus_minus,
+    result_text,
+    sentence,
+    with_games,
+)
 from brayx.console.page.league import points_of
 from brayx.console.page.words import tr
 from brayx.errors import BrayxError
@@ -55,6 +64,30 @@ def in_words(row: Judged, served: ResultDocument | None = None) -> str:
     rated = with_games(row.shown, row.games) if row.value is not None or served is None else ""
     results = "; ".join(filter(None, [rated, result_text(served) if served else ""]))
     return tr("Version {version}: {result}.", version=row.version.label, result=results)
+
+
+async def league_of(caller: ApiCaller, models: Sequence[ModelDocument]) -> LeagueDocument | None:
+    """The newest league, if one of the versions is a player's."""
+    if not any(PLAYER_TAG in version.tags for model in models for version in model.versions):
+        return None
+    league: LeagueDocument | None = await caller.get(LeagueDocument | None, "/api/league")
+    return league
+
+
+def standings_of(league: LeagueDocument | None) -> dict[str, StandingDocument]:
+    """A league's members by their names, such as ``main:7``."""
+    return {row.member: row for row in (league.standings if league else ())}
+
+
+def met(league: LeagueDocument | None, version: str, other: str) -> str:
+    """How a member of a league did against another, as a sentence; empty: they have not met."""
+    for pair in league.payoff if league else ():
+        if pair.win_rate is not None and {pair.a, pair.b} == {version, other}:
+            share = pair.win_rate if pair.a == version else 1.0 - pair.win_rate
+            words = "In the league, version {version} scored {share} in {games} games against version {other}."
+            games = number(pair.wins + pair.draws + pair.losses)
+            return tr(words, version=version, share=f"{share:.0%}", games=games, other=other)
+    return ""
 
 
 class AliasMoves:
