@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import shlex
+from pathlib import Path
 
 from brayx.command_line import SWITCH, announced
 from brayx.commands.arguments import add_job, add_set, add_tracking
+from brayx.jobs.shipped import TEMPLATES
 
 HELP = "run a job's training"
 
@@ -47,8 +50,9 @@ def run(arguments: argparse.Namespace) -> int:
             from brayx.front import train_job
             from brayx.jobs.config import JobConfig
 
+        job = JobConfig.load(arguments.config, arguments.overrides)
         result = train_job(
-            JobConfig.load(arguments.config, arguments.overrides),
+            job,
             cluster=arguments.cluster,
             ingress=arguments.ingress,
             trial_name=arguments.trial,
@@ -56,4 +60,15 @@ def run(arguments: argparse.Namespace) -> int:
             tracking=arguments.tracking,
         )
     print(result.summary())
+    if result.version is not None and len(job.actors or job.rollouts) == 1:
+        print(f"next: {shlex.join(_serve(arguments))}")
     return 0 if result.finished else 130
+
+
+def _serve(arguments: argparse.Namespace) -> list[str]:
+    """The command that serves what this one has trained."""
+    file = Path(arguments.config)
+    words = ["brayx", "serve", file.name if file.parent == TEMPLATES else arguments.config]
+    for override in arguments.overrides:
+        words += ["--set", override]
+    return words if arguments.tracking is None else [*words, "--tracking", arguments.tracking]

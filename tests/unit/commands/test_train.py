@@ -1,4 +1,4 @@
-"""The arguments of ``brayx train``: overrides add up, and ``--cluster`` may stand alone."""
+"""``brayx train``: overrides add up, ``--cluster`` may stand alone, and the end names the next command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
+import brayx.front
 from brayx.commands import cli
+from brayx.jobs.result import TrainResult
+from brayx.tracking import Trial
 
 
 def parsed(*words: str) -> dict[str, Any]:
@@ -23,3 +26,28 @@ def test_a_cluster_is_joined_started_or_not_used(words: list[str], cluster: str 
 def test_overrides_add_up_in_their_order() -> None:
     assert parsed()["overrides"] == []
     assert parsed("--set", "a.b=1", "--set", "a.b=2")["overrides"] == ["a.b=1", "a.b=2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "version", "following"),
+    [
+        (["cartpole.yaml"], 3, ["next: brayx serve cartpole.yaml"]),
+        (
+            ["cartpole.yaml", "--set", "project=my game", "--tracking", "a.db"], 3,
+            ["next: brayx serve cartpole.yaml --set 'project=my game' --tracking a.db"],
+        ),
+        (["cartpole.yaml"], None, []),
+    ],
+)  # fmt: skip
+def test_the_end_of_a_training_with_a_version_names_the_command_that_serves_it(
+    words: list[str],
+    version: int | None,
+    following: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trial = Trial("sqlite:///none.db", "id", "p", "t")
+    result = TrainResult(trial, {}, True, "p", version, 1.0, [], "", ended="it ended")
+    monkeypatch.setattr(brayx.front, "train_job", lambda job, **options: result)
+    assert cli.main(["train", *words]) == 0
+    assert capsys.readouterr().out.removeprefix(f"{result.summary()}\n").splitlines() == following
