@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import Iterator
 
 from brayx.actor.actor import is_cancelled
-from brayx.errors import BadLimits, DeadlineExceeded, Overloaded, raised_at
+from brayx.errors import BadLimits, BrayxError, DeadlineExceeded, Overloaded, raised_at
 from brayx.faults import note_of
 from brayx.logs import one_line
 from brayx.metrics import MAX_NOTE, OVERLOADED, Recorder
+from brayx.strict_json import parse_json
 
 _SHOWN_BYTES = 120
 LOAD = Overloaded | DeadlineExceeded
@@ -85,13 +87,25 @@ class SessionFailures:
         self._recorder.add("games_failed", 1.0, label=label, note=why)
 
     def count_without_return(self, stop: bytes) -> None:
-        """Counts a game that stopped without a return; the note quotes the stop's body."""
-        shown = one_line(stop[:_SHOWN_BYTES].decode(errors="replace")) or "no body"
-        self._recorder.add("games_without_return", 1.0, note=f"its stop had {shown}")
+        """Counts a game that stopped without a return; the note names what the stop's body has, and lacks."""
+        self._recorder.add("games_without_return", 1.0, note=one_line(f"its stop had {_contents(stop)}"))
 
     def _add(self, hook: str, why: str) -> None:
         self.fail(hook)
         self._recorder.add("agent_errors", 1.0, label=hook, note=why)
+
+
+def _contents(stop: bytes) -> str:
+    """What a stop's body says of the game's end, and its other fields; the first bytes of one that is no object."""
+    try:
+        document = parse_json(stop)
+    except BrayxError:
+        document = None
+    if not isinstance(document, dict):
+        return stop[:_SHOWN_BYTES].decode(errors="replace") or "no body"
+    ends = [f"{name}: {json.dumps(document.pop(name))}" for name in ("terminated", "truncated") if name in document]
+    others = f" besides {', '.join(document)}" if document else ""
+    return f"{', '.join(ends) or 'neither terminated nor truncated'}{others}"
 
 
 def note(agent: str, hook: str, error: BaseException) -> str:

@@ -226,14 +226,19 @@ def _sum_of(metrics: Sequence[str], numbers: Mapping[str, float]) -> float:
 
 
 class Returns:
-    """Detects games that stop without a return: the model learns from them, but its return is unknown."""
+    """Detects games that stop without a return: the model learns from them, but its return is unknown.
 
-    def __init__(self) -> None:
+    Args:
+        least: number of such games that `hint` waits for.
+    """
+
+    def __init__(self, least: int = _WITHOUT_RETURN) -> None:
+        self._least = least
         self._before: tuple[float, float] | None = None
         self._hinted = False
 
     def hint(self, numbers: Mapping[str, float], notes: Mapping[str, str]) -> str:
-        """Advice after `_WITHOUT_RETURN` such games in this run, if at least a quarter of games are such; once.
+        """Advice after ``least`` such games in this run, if at least a quarter of games are such; once.
 
         A smaller share is normal, because an interrupted game has no return.
         """
@@ -241,7 +246,7 @@ class Returns:
         if self._before is None:
             self._before = counts
         without, games = (count - before for count, before in zip(counts, self._before, strict=True))
-        if self._hinted or without < _WITHOUT_RETURN or 3 * without < games:
+        if self._hinted or without < self._least or 3 * without < games:
             return ""
         self._hinted = True
         return (

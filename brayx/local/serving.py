@@ -32,6 +32,7 @@ from brayx.jobs.config import JobConfig, only
 from brayx.jobs.env_door import with_door
 from brayx.jobs.handles import offer
 from brayx.jobs.served import ServedModel, served_models
+from brayx.jobs.watching import Returns
 from brayx.jobs.weights import acting_from, followed_by, pool_args, registered
 from brayx.league.served import ServedLeague, served_league
 from brayx.metrics.numbers import LocalNumbers
@@ -48,6 +49,8 @@ _log = logging.getLogger(__name__)
 _START_S = 30.0
 _CLOSE_S = 5.0
 _RECORD_S = 1.0
+_WITHOUT_RETURN = 3
+"""Games without a return until a hint: a person may play a few only."""
 
 
 class Serving:
@@ -117,6 +120,7 @@ class Serving:
             )
             for name, model in served.items()
         }
+        self._returns = Returns(_WITHOUT_RETURN)
         self._models: dict[str, LocalModel] = {name: acting_model.model for name, acting_model in acting.items()}
         followed = followed_by(self._sources)
         self._follower = AliasFollower(pool, followed, self._models) if followed else None
@@ -177,6 +181,10 @@ class Serving:
         parts = ConsoleJob(self._console_facts, live, set_share)
         with contextlib.closing(live), open_console(self._job, self._uri, parts, say) as self._console:
             yield
+
+    def hint(self) -> str:
+        """Advice, once, if games stop without a return; empty otherwise."""
+        return self._returns.hint(self._recorder.snapshot(), self._recorder.notes())
 
     def drain(self, timeout_s: float) -> bool:
         """Refuses new sessions and waits until the running ones have ended; whether they have, within this time."""
@@ -297,6 +305,8 @@ def serve(
             if shown != (shown := serving.registered):
                 acting = {name: " or ".join(versions) or "weights as built" for name, versions in shown.items()}
                 say("; ".join(f"{name} acts with {what}" for name, what in acting.items()))
+            if hint := serving.hint():
+                say(hint)
             stopped.wait(_RECORD_S)
         say(f"ending: sessions have {serving.config.drain_timeout_s:g} s to finish; Ctrl-C ends them now")
         if not serving.drain(serving.config.drain_timeout_s):

@@ -71,7 +71,17 @@ def test_a_hook_that_was_cut_off_counts_only_if_nothing_else_failed(recorder):
     assert recorder.counts["agent_errors"] == [("on_tick", "was cut off")]
 
 
-@pytest.mark.parametrize(("stop", "shown"), [(b"", "no body"), (b'{"score": 3}', '{"score": 3}')])
-def test_a_stop_without_a_return_is_quoted(recorder, stop, shown):
+@pytest.mark.parametrize(
+    ("stop", "shown"),
+    [
+        (b"", "no body"),
+        (b"\x81", "\N{REPLACEMENT CHARACTER}"),
+        (b"[1]", "[1]"),
+        (b"{}", "neither terminated nor truncated"),
+        (b'{"obs": [' + b"0.12, " * 99 + b'0], "reward": 1}', "neither terminated nor truncated besides obs, reward"),
+        (b'{"obs": [0.1], "terminated": false, "reward": 3}', "terminated: false besides obs, reward"),
+    ],
+)
+def test_what_a_stop_without_a_return_has_and_lacks_is_noted(recorder, stop, shown):
     SessionFailures(recorder).count_without_return(stop)
     assert recorder.counts["games_without_return"] == [("", f"its stop had {shown}")]

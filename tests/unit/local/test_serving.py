@@ -44,6 +44,13 @@ def render(states):
     return [np.full((40, 50, 3), 20 * state.tick, np.uint8) for state in states]
 """
 
+QUIET = """
+
+class QuietAgent(VersionAgent):
+    async def on_session_end(self, reason):
+        pass
+"""
+
 
 class Registry:
     """Registers versions of the job's model, whose only weight is the version's number."""
@@ -97,7 +104,7 @@ def registry(tmp_path: Path, tracking_db: str) -> Registry:
 def job(tmp_path_factory: pytest.TempPathFactory) -> JobConfig:
     folder = tmp_path_factory.mktemp("job")
     (folder / "served_model.py").write_text(MODEL)
-    (folder / "served_agent.py").write_text(AGENT)
+    (folder / "served_agent.py").write_text(AGENT + QUIET)
     parts: dict[str, Any] = {
         "project": PROJECT,
         "trial": "t",
@@ -211,6 +218,19 @@ def test_draining_refuses_starts_and_waits_for_running_sessions(serving: Serving
     page = read_status(Endpoint.parse(serving.url), WAIT_S)
     assert page is not None
     assert page["draining"]
+
+
+def test_games_that_stop_without_a_return_get_a_hint_once(job: JobConfig, registry: Registry) -> None:
+    quiet = JobConfig.of(job.as_dict(), job.folder, ["agent.class=QuietAgent"])
+    with Serving(quiet, registry.uri) as serving:
+        players, hints = Players(serving.url), [serving.hint()]
+        for _ in range(3):
+            players.begin().stop(b'{"reward": 1}')
+        until(lambda: hints.append(serving.hint()) or hints[-1], "the third game has ended")
+        said = "3 games stopped without a return; the newest: its stop had neither terminated nor truncated besides rew"
+        assert hints[-1].startswith(said)
+        assert not any(hints[:-1])
+        assert not serving.hint()
 
 
 def test_a_named_version_is_served_and_stays(job: JobConfig, registry: Registry) -> None:
