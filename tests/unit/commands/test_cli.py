@@ -113,9 +113,9 @@ def test_help_loads_no_engine_and_a_command_no_other(words: list[str]) -> None:
 
 HANGING = """
 import sys, time
-if {word!r} in sys.argv:  # its child imports this, too
-    print("importing", flush=True)
 try:
+    if {word!r} in sys.argv:  # its child imports this, too
+        print("importing", flush=True)
     time.sleep(600)
 except BaseException:
     {raised}
