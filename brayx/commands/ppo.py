@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from brayx.command_line import Parser, Settings, Switch, count, say
 from brayx.errors import ConfigError
 from brayx.metrics.totals import mean_return
+from brayx.other_names import OTHER_NAMES
 from brayx.shutdown import end_within
 
 if TYPE_CHECKING:
@@ -113,6 +114,7 @@ def _explain(words: list[str]) -> str:
     from brayx.local.training import option_names
 
     forms = {name.removeprefix("network."): f"{name}={{}}" for name in option_names(PPOConfig)} | _RENAMED
+    forms |= {other: forms[name] for other, names in OTHER_NAMES.items() for name in names if name in forms}
     messages = []
     for index, word in enumerate(words):
         option, equals, value = word.partition("=")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import yaml
 from pydantic import BaseModel
 
 from brayx.errors import ConfigError, first_line
+from brayx.other_names import hint
 from brayx.yaml_text import Loader, value_of
 
 Loc = tuple[str | int, ...]
@@ -127,9 +127,8 @@ def _lines(node: yaml.Node, loc: Loc) -> Iterator[tuple[Loc, int]]:
 
 def nearest(word: str, known: Iterable[str]) -> str:
     names = list(known)
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    if near:
-        return f"; nearest is {near[0]!r}"
+    if near := hint(word, names):
+        return f"; {near}"
     return f"; there is {', '.join(repr(name) for name in names)}" if 0 < len(names) <= 12 else ""
 
 

@@ -6,7 +6,6 @@ Knows nothing of how either trains.
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler, Validat
 from brayx.algorithms.config import AlgorithmConfig
 from brayx.errors import ConfigError
 from brayx.nets.policy import NetworkConfig
+from brayx.other_names import hint
 from brayx.replay.config import BufferConfig
 from brayx.rollout.component import RolloutComponent
 from brayx.rollout.envs import Vectorization
@@ -171,8 +171,7 @@ def with_options(
     chosen: dict[str, dict[str, Any]] = {"training": {}, "algorithm": {}, _NETWORK: {}, _INNER: {}}
     for name, value in values.items():
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            choices = f"nearest is {near[0]!r}" if near else f"there is {', '.join(sorted(known))}"
+            choices = hint(name, known) or f"there is {', '.join(sorted(known))}"
             raise ConfigError(f"there is no option {name!r}; {choices}", key=name)
         prefix = next((prefix for prefix in (_NETWORK, _INNER) if name.startswith(prefix)), "")
         group = prefix or ("training" if name in Training.model_fields else "algorithm")

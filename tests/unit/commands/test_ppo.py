@@ -130,6 +130,8 @@ def test_a_malformed_setting_is_refused(text, capsys):
         ("--env-option continuous=false", "--env-option is now --set env_options.continuous=false"),
         ("--eval_episodes 3", "--eval_episodes is now --set evaluation_episodes=3"),
         ("--anneal", "--anneal is now --set learning_rate_schedule=linear --set clip_schedule=linear"),
+        ("--n-steps 64", "--n-steps is now --set unroll_length=64"),
+        ("--net-arch 64 32", "--net-arch is now --set network.hidden=[64,32]"),
         ("--epoch 4", "unrecognized arguments: --epoch 4"),
         ("--lrr 1e-3 --seed 1", "unrecognized arguments: --lrr 1e-3; the nearest option is --lr"),
         ("--timestep 9", "unrecognized arguments: --timestep 9; the nearest option is --timesteps"),

@@ -189,6 +189,7 @@ class TestOverrides:
             ("trainer..x=3", "--set trainer..x=3: expected NAME.KEY=VALUE"),
             ("traner.learning_rate=1", "there is no component 'traner'; nearest is 'trainer'"),
             ("trainer.learning_rat=1", "trainer.learning_rat: unknown key; nearest is 'learning_rate'"),
+            ("trainer.algorithm.clip_range=1", "trainer.algorithm.clip_range: unknown key; use 'clip_param'"),
             ("trainer.algorithm.gama=1", "trainer.algorithm.gama: unknown key; nearest is 'gamma'"),
             ("trainer.algorithm.gamma=2", "trainer.algorithm.gamma: is 2, expected less than or equal to 1"),
             ("trainer.algorithm.name=pppo", "trainer.algorithm: name is 'pppo', expected one of 'ppo', "),

@@ -172,6 +172,10 @@ def test_a_memory_begins_again_with_a_game():
     ("arguments", "options", "message"),
     [
         (("CartPole-v1",), {"learning_rat": 1}, "there is no option 'learning_rat'; nearest is 'learning_rate'"),
+        (("CartPole-v1",), {"n_steps": 64}, "there is no option 'n_steps'; use 'unroll_length'"),
+        (("CartPole-v1",), {"clip_range": 0.2}, "use 'clip_param'"),
+        (("CartPole-v1",), {"net_arch": [64]}, r'use network={"hidden": …}, or --set network.hidden=…'),
+        (("Pendulum-v1", "sac"), {"ent_coef": "auto"}, "use 'alpha'"),
         (("CartPole-v1",), {"gamma": 7}, "gamma is 7"),
         (("CartPoll-v1",), {}, "nearest known id is 'CartPole-v1'"),
         (("CartPole-v1", "pppo"), {}, "algorithm is 'pppo'"),
