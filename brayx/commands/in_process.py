@@ -98,6 +98,7 @@ def _watched(
             "project": job["project"],
             "trial": job["trial"],
             "run_id": clerk.trial().run_id if clerk.opened() else "",
+            "early_curve": clerk.early_curve(),
             "num_steps": training.num_steps,
             "target_return": training.target_return,
             "numbers": dict(newest),

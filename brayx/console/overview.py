@@ -44,6 +44,8 @@ class JobDocument(Document):
     """The trial that is being trained."""
     run_id: str = ""
     """MLflow's id of it; empty: MLflow does not have it yet."""
+    early_curve: list[tuple[float, float]] = []
+    """Its learning curve as in `OverviewDocument`, until MLflow has it."""
     league: bool = False
     """Whether its players play each other, in a league or by self-play."""
     num_steps: int | None = None
@@ -178,6 +180,7 @@ def routes(source: Source) -> APIRouter:
                 verdict = worse[0]
             return OverviewDocument(verdict=verdict, arms=arms, champion=champion, newest=newest)
         returns, means = _curves(source, job.run_id, RETURN_CHART, CHARTS["episode_return"])
+        returns = returns or job.early_curve
         verdict = verdict_of_training(
             job.numbers,
             job.errors,

@@ -77,7 +77,7 @@ UNHEARD = "The learner gets no env steps: {refused} requests were refused, most 
 REFUSALS = "{refused} requests could not be read, and only {games} games have ended."
 NO_GAME = "No game is playing, so there is nothing to learn from."
 BEGINS = "The first games are being played."
-NO_CURVE = "{games} games have ended, with a mean return of {value}. There is no curve yet."
+NO_CURVE = "{games} games have ended, the last {window} with a mean return of {value}. There is no curve yet."
 REACHED = "The return has reached its target."
 PLATEAU = "The return is {value}, about its highest, and has not risen for {steps} env steps."
 LEVEL = "The return has not risen for {steps} env steps: it was {high} at {peak}, and is {value} now."
@@ -305,9 +305,8 @@ def _trend(numbers: dict[str, float], curve: Curve, up_s: float, target: float |
     if len(curve) < 2 or curve[0][0] == curve[-1][0]:
         if games < _MANY_GAMES or math.isnan(mean):
             return VerdictDocument(state="starting", reason=BEGINS)
-        return VerdictDocument(
-            state="unsure", reason=NO_CURVE, values={"games": numbers.get("games", games), "value": mean}
-        )
+        ended = {"games": numbers.get("games", games), "window": games}
+        return VerdictDocument(state="unsure", reason=NO_CURVE, values={**ended, "value": mean})
     (first, _), (last, newest) = curve[0], curve[-1]
     early = [value for step, value in curve if step <= first + (last - first) * 2 / 3]
     late = [value for step, value in curve if step > first + (last - first) * 2 / 3]

@@ -356,6 +356,7 @@ class JobTraining(abc.ABC):
             "project": self.job.project,
             "trial": self.name,
             "run_id": self.clerk.trial().run_id if self.clerk.opened() else "",
+            "early_curve": self.clerk.early_curve(),
             "league": bool(self.job.leagues),
             "num_steps": self.config.num_steps,
             "target_return": self.config.target_return,

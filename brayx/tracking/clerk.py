@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import pickle
 import sqlite3
 import threading
@@ -22,6 +23,7 @@ from typing import Any
 
 from brayx.errors import TrackingError
 from brayx.metrics import BEST_METRIC, Drained, Recorder, XAxis
+from brayx.metrics.totals import Totals
 from brayx.tracking import Status, Trial
 from brayx.tracking.clerk_process import SEND_EVERY_S, ClerkProcess, Key
 from brayx.tracking.options import Options
@@ -150,6 +152,17 @@ class Clerk:
             if not opened.done() and now - self._cut >= SEND_EVERY_S and len(self._early) < _EARLY:
                 self._early.append(self._recorder.drain())
                 self._cut = now
+
+    def early_curve(self) -> list[tuple[float, float]]:
+        """``(env steps, mean return of the last 100 games)`` of what waits for MLflow to start, in order."""
+        with self._lock:
+            parts = list(self._early)
+        totals, points = Totals(), []
+        for part in parts:
+            totals.merge(part)
+            if math.isfinite(mean := totals.take_interval().get("episode_return.last100", math.nan)):
+                points.append((totals.sums.get("env_steps", 0.0), mean))
+        return points
 
     def totals(self) -> dict[str, float]:
         """The trial's initial sums, see `brayx.tracking.hub.totals_of`; waits as `latest` does."""

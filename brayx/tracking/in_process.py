@@ -41,6 +41,10 @@ class InProcessClerk:
         """The trial."""
         return self._trial
 
+    def early_curve(self) -> list[tuple[float, float]]:
+        """Empty: nothing waits for MLflow."""
+        return []
+
     def totals(self) -> dict[str, float]:
         """The trial's initial sums, see `brayx.tracking.hub.totals_of`."""
         return totals_of(self._trial) if self.may_resume else {}

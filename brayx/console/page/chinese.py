@@ -64,7 +64,7 @@ CHINESE: dict[str, str] = {
     verdict.REFUSALS: "{refused} 个请求无法读取，只有 {games} 局结束。",
     verdict.NO_GAME: "没有游戏在运行，所以没有东西可学。",
     verdict.BEGINS: "正在进行最初的几局。",
-    verdict.NO_CURVE: "已结束 {games} 局，平均回报 {value}；还没有曲线。",
+    verdict.NO_CURVE: "已结束 {games} 局，最近 {window} 局的平均回报是 {value}；还没有曲线。",
     verdict.REACHED: "回报已达到目标。",
     verdict.PLATEAU: "回报为 {value}，大致是目前的最高值，最近 {steps} 个环境步里没有再上升。",
     verdict.LEVEL: "最近 {steps} 个环境步里回报没有上升：在第 {peak} 步是 {high}，现在是 {value}。",

@@ -57,6 +57,18 @@ async def test_only_the_trial_of_a_job_that_can_be_interrupted_can_be_stopped(tr
         )
 
 
+async def test_a_training_has_a_curve_and_a_verdict_before_mlflow_has_its_points(tracking_db: str) -> None:
+    run_id = Trial.open("p", "t", tracking_db).run_id
+    numbers = {"env_steps": 3000.0, "env_steps_per_s": 900.0, "games": 60.0, "games_in_window": 60.0}
+    early = [[1000.0, 20.0], [2000.0, 40.0], [3000.0, 70.0]]
+    facts = {"mode": "train", "project": "p", "trial": "t", "run_id": run_id, "numbers": numbers, "early_curve": early}
+    with linked(ConsoleJob(lambda: dict(facts))) as channel:
+        transport = httpx.ASGITransport(create_app(Source(tracking_db, "p", channel=channel)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            overview = (await client.get("/api/job/overview")).json()
+    assert (overview["verdict"]["state"], overview["curve"]) == ("learning", early)
+
+
 async def test_the_home_page_names_the_trials_that_other_processes_train(tracking_db: str) -> None:
     ended, trained = (Trial.open("p", name, tracking_db) for name in ("ended", "trained"))
     Trial.open("p", "player", tracking_db, parent=trained)

@@ -77,7 +77,8 @@ def test_a_target_that_is_reached_and_games_that_have_just_begun() -> None:
     few = {"episode_return.last100": 480.0, "games_in_window": 3.0}
     assert judged(PLAYED | few, RISING, target=475.0).state == "learning", "three games may be lucky"
     bare = judged(PLAYED | {"episode_return.last100": 377.0}, [])
-    assert (bare.state, bare.reason, bare.values) == ("unsure", verdict.NO_CURVE, {"games": 500.0, "value": 377.0})
+    assert (bare.state, bare.reason) == ("unsure", verdict.NO_CURVE)
+    assert bare.values == {"games": 500.0, "window": 100.0, "value": 377.0}
 
 
 def test_games_whose_bodies_are_refused_count_as_failing() -> None:

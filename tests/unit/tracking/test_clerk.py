@@ -65,7 +65,9 @@ def test_a_trial_that_ends_before_mlflow_starts_still_has_a_curve(tracking_db, m
     try:
         for value in (1.0, 2.0, 3.0):
             clerk.push(part(env_steps=10, episode_return=value))
+        assert clerk.early_curve() == [(10.0, 1.0), (20.0, 1.5), (30.0, 2.0)]
         trial = clerk.close("FINISHED")
+        assert clerk.early_curve() == []
     finally:
         clerk.end()
     history = mlflow.MlflowClient(tracking_db).get_metric_history(trial.run_id, "return/mean")
