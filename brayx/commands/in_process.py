@@ -101,6 +101,7 @@ def _watched(
             "early_curve": clerk.early_curve(),
             "num_steps": training.num_steps,
             "target_return": training.target_return,
+            "target_games": training.target_games,
             "numbers": dict(newest),
             "errors": error_lines(dict(newest), running.run.notes),
         }

@@ -52,6 +52,8 @@ class JobDocument(Document):
     """Env steps at which the training ends."""
     target_return: float | None = None
     """Return at which the training ends."""
+    target_games: int = 20
+    """Number of games that it must be the mean of."""
     up_s: float = 0.0
     """Seconds since the job began."""
     began_s: float = 0.0
@@ -189,6 +191,7 @@ def routes(source: Source) -> APIRouter:
             sessions=job.sessions,
             num_steps=job.num_steps,
             target=job.target_return,
+            target_games=job.target_games,
             league=job.league,
         )
         return OverviewDocument(verdict=verdict, curve=returns, means=means, champion=champion, newest=newest)

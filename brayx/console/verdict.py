@@ -15,7 +15,7 @@ from brayx.console.documents import Document, ResultDocument
 from brayx.errors import BadBody
 from brayx.jobs.progress import lost_of
 from brayx.metrics.declarations import WINDOW_GAMES, significant
-from brayx.metrics.totals import FAILED_S, QUIET_S, RETURN_ERROR, points_of
+from brayx.metrics.totals import FAILED_S, GAMES, QUIET_S, RETURN_ERROR, points_of
 
 _FAILING, _LOSING = 0.5, 0.05
 """Shares of lost games from which a job counts as failing, and as losing games."""
@@ -79,6 +79,7 @@ NO_GAME = "No game is playing, so there is nothing to learn from."
 BEGINS = "The first games are being played."
 NO_CURVE = "{games} games have ended, the last {window} with a mean return of {value}. There is no curve yet."
 REACHED = "The return has reached its target."
+AWAITS = "The return has reached its target; the training stops after {wanted} games ({games} so far)."
 PLATEAU = "The return is {value}, about its highest, and has not risen for {steps} env steps."
 LEVEL = "The return has not risen for {steps} env steps: it was {high} at {peak}, and is {value} now."
 ROSE = "The return rose by {rise} in the last {steps} env steps."
@@ -105,6 +106,7 @@ REASONS = (
     BEGINS,
     NO_CURVE,
     REACHED,
+    AWAITS,
     PLATEAU,
     LEVEL,
     ROSE,
@@ -160,6 +162,7 @@ def verdict_of_training(
     sessions: int,
     num_steps: int | None,
     target: float | None,
+    target_games: int = _MANY_GAMES,
     league: bool = False,
 ) -> VerdictDocument:
     """The verdict on a training.
@@ -171,6 +174,7 @@ def verdict_of_training(
         sessions: running sessions.
         num_steps: env steps at which it ends; None: unknown.
         target: return at which it ends; None: it has none.
+        target_games: games that the return must be the mean of, see `brayx.trainer.config.TrainerConfig`.
         league: it trains a league.
     """
     steps, rate = numbers.get("env_steps", 0.0), numbers.get("env_steps_per_s", 0.0)
@@ -179,7 +183,9 @@ def verdict_of_training(
     lost = _lost(numbers, errors, CONTINUES)
     verdict = lost if lost is not None and lost.state == "failing" else None
     verdict = verdict or _unfed(numbers, errors, up_s, sessions) or _misread(numbers, errors) or lost
-    verdict = verdict or (_leader(numbers) if league else _trend(numbers, curve, up_s, target))
+    verdict = verdict or (_leader(numbers) if league else _trend(numbers, curve, up_s, target, target_games))
+    if verdict.state == "reached":  # it does not wait for its last env step
+        return verdict
     return verdict.model_copy(update={"share": share, "left_s": left_s})
 
 
@@ -297,11 +303,13 @@ def _leader(numbers: dict[str, float]) -> VerdictDocument:
     return VerdictDocument(state="leading", reason=LEADS, values={"leader": leader, "points": round(points[leader])})
 
 
-def _trend(numbers: dict[str, float], curve: Curve, up_s: float, target: float | None) -> VerdictDocument:
+def _trend(
+    numbers: dict[str, float], curve: Curve, up_s: float, target: float | None, target_games: int
+) -> VerdictDocument:
     mean = numbers.get("episode_return.last100", math.nan)
     games = numbers.get("games_in_window", 0.0)
     if target is not None and mean >= target and games >= _MANY_GAMES:
-        return VerdictDocument(state="reached", reason=REACHED)
+        return _reached(games, numbers.get(GAMES, games), target_games)
     if len(curve) < 2 or curve[0][0] == curve[-1][0]:
         if games < _MANY_GAMES or math.isnan(mean):
             return VerdictDocument(state="starting", reason=BEGINS)
@@ -325,6 +333,23 @@ def _trend(numbers: dict[str, float], curve: Curve, up_s: float, target: float |
     values = {"rise": newest - before, "fall": before - newest, "steps": last - since}
     reason = STAYED if has_stayed else ROSE if newest > before else FELL
     return VerdictDocument(state="learning" if reason == ROSE else "unsure", reason=reason, values=values)
+
+
+def _reached(window: float, games: float, target_games: int) -> VerdictDocument:
+    """The verdict on a training whose return has reached the target: which games it still waits for.
+
+    After a resume that is for as many games as the trial had before.
+
+    Args:
+        window: number of games that the return is the mean of.
+        games: number of all games of the trial.
+        target_games: as for `verdict_of_training`.
+    """
+    wanted = max(min(target_games, WINDOW_GAMES), min(games - window, WINDOW_GAMES))
+    done, wanted = (games, target_games) if games < target_games else (window, wanted)
+    if done >= wanted:
+        return VerdictDocument(state="reached", reason=REACHED)
+    return VerdictDocument(state="reached", reason=AWAITS, values={"wanted": wanted, "games": done})
 
 
 def _is_plateau(

@@ -360,6 +360,7 @@ class JobTraining(abc.ABC):
             "league": bool(self.job.leagues),
             "num_steps": self.config.num_steps,
             "target_return": self.config.target_return,
+            "target_games": self.config.target_games,
             "waits_for": f"the learner {self.learning.state()}",
             "doors": dict(self.urls),
             "numbers": dict(numbers),

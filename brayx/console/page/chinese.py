@@ -66,6 +66,7 @@ CHINESE: dict[str, str] = {
     verdict.BEGINS: "正在进行最初的几局。",
     verdict.NO_CURVE: "已结束 {games} 局，最近 {window} 局的平均回报是 {value}；还没有曲线。",
     verdict.REACHED: "回报已达到目标。",
+    verdict.AWAITS: "回报已达到目标；满 {wanted} 局后训练停止（现在 {games} 局）。",
     verdict.PLATEAU: "回报为 {value}，大致是目前的最高值，最近 {steps} 个环境步里没有再上升。",
     verdict.LEVEL: "最近 {steps} 个环境步里回报没有上升：在第 {peak} 步是 {high}，现在是 {value}。",
     verdict.ROSE: "最近 {steps} 个环境步里回报上升了 {rise}。",

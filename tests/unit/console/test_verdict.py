@@ -73,6 +73,13 @@ def test_a_return_that_stays_at_its_highest_may_be_finished() -> None:
 def test_a_target_that_is_reached_and_games_that_have_just_begun() -> None:
     reached = judged(PLAYED | {"episode_return.last100": 480.0}, RISING, target=475.0)
     assert (reached.state, reached.reason) == ("reached", verdict.REACHED)
+    assert (reached.share, reached.left_s) == (None, None), "it does not wait for its last env step"
+    resumed = {"episode_return.last100": 480.0, "games_in_window": 60.0}
+    for games, wanted in ((60.0, 80), (95.0, 80), (500.0, 100), (500.0, 600)):
+        waits = judged(PLAYED | resumed | {"games": games}, RISING, target=475.0, target_games=wanted)
+        shown = f"{games if wanted == 600 else 60:.0f} so far"
+        assert (waits.state, waits.share) == ("reached", None)
+        assert f"the training stops after {wanted} games ({shown})" in waits.text
     assert judged({"env_steps": 10.0, "env_steps_per_s": 5.0}, [], up_s=3.0).state == "starting"
     few = {"episode_return.last100": 480.0, "games_in_window": 3.0}
     assert judged(PLAYED | few, RISING, target=475.0).state == "learning", "three games may be lucky"
