@@ -227,7 +227,8 @@ def version_row(page: Page, version: int) -> Locator:
 
 def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Console], page: Page) -> None:
     _, serving, console = served
-    with playing(serving.url, "recorded", b'{"x": 300.0, "reward": -1, "terminated": true}') as tick:
+    stop = b'{"x": 300.0, "reward": -1, "terminated": true, "north": {"obs": {"obs": [1, 2]}, "won": true}}'
+    with playing(serving.url, "recorded", stop, LABELLED) as tick:
         for x in range(300):  # more than the page loads at once
             tick(float(x))
     page.goto(f"{console.url}/recordings")
@@ -279,6 +280,9 @@ def test_a_recording_is_scrubbed_by_the_keyboard(served: tuple[Job, Serving, Con
         expect(number).to_have_text(shown)
         expect(page.get_by_text(re.compile(rf'"x": {x}\.0'))).to_be_visible()
     assert page.evaluate("document.scrollingElement.scrollHeight > innerHeight && scrollY === 0"), "it did not scroll"
+    page.keyboard.press("End")
+    for value in ("terminated: true", "north/obs: height 1, speed 2", "north/won: true"):
+        expect(page.get_by_text(value)).to_be_visible()
     with page.expect_download() as download:
         page.get_by_role("link", name="Parquet").click()
     (episode,) = brayx.recording.open(str(download.value.path()))
@@ -512,6 +516,8 @@ def test_pages_fit_the_screen_in_light_and_dark_and_in_each_language(
         expect(page.get_by_text(texts["Loading …"])).to_have_count(0)
         expect(page.locator("html")).to_have_attribute("lang", locale)
         assert overflow(page) == 0, f"{name or 'overview'} is wider than {width} pixels"
+        if not name:
+            expect(page.get_by_text(re.compile(f"^{PROJECT}, "))).to_have_css("word-break", "normal")
         assert page.evaluate("document.body.classList.contains('body--dark')") == (scheme == "dark")
         if locale == "zh-CN":
             shown = page.locator("body").inner_text()

@@ -102,6 +102,7 @@ CHINESE: dict[str, str] = {
     ),
     # Overview
     "training for {time}": "已训练 {time}",
+    "started {time} ago": "{time} 前启动",
     "serving for {time}": "已服务 {time}",
     "{model} acts with {versions}": "{model} 使用 {versions}",
     "initial weights": "初始权重",

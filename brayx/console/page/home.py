@@ -56,7 +56,7 @@ class Home:
 
     def __init__(self) -> None:
         self._state = ui.label().classes("text-2xl font-bold").mark("verdict")
-        self._about = ui.label().classes(f"break-all {MUTED}")
+        self._about = ui.label().classes(f"break-words max-w-full {MUTED}")
         self._none = empty(tr("Nothing is here yet. Start with `brayx new NAME`, then `brayx train NAME.yaml`."))
         self._projects = self._section("Projects")
         with self._projects:
@@ -111,7 +111,9 @@ class Home:
 
 def running(trials: Sequence[TrialDocument]) -> str:
     """Names of the trials that train, in processes which this console does not reach; empty: none does."""
-    return ", ".join(trial.name for trial in trials if trial.status == "running" and not trial.is_child)
+    return ", ".join(
+        f"{trial.project} / {trial.name}" for trial in trials if trial.status == "running" and not trial.is_child
+    )
 
 
 def _projects(seen: Seen) -> list[_Project]:

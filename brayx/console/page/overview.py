@@ -176,7 +176,7 @@ class _Verdict:
     def __init__(self, caller: ApiCaller) -> None:
         self._box = ui.column().classes("w-full gap-1 p-4 rounded-lg border border-gray-500/30 border-l-8")
         with self._box.props('role="status"'):
-            self._about = ui.label().classes(f"text-sm break-all {MUTED}")
+            self._about = ui.label().classes(f"text-sm break-words {MUTED}")
             self._state = ui.label().classes("text-2xl font-bold").mark("verdict")
             self._reason = ui.label()
             self._cause = ui.label().classes("mono break-words max-w-full text-red-700 dark:text-red-400").mark("cause")
@@ -201,11 +201,8 @@ class _Verdict:
             self._state.classes(add=_TEXT[colour], remove=_TEXT.get(self._colour, ""))
             self._colour = colour
         name = " / ".join(filter(None, (job.project, job.trial)))
-        is_training = job.mode == "train"
-        up = since(job.numbers.get(SECONDS, 0.0) if is_training else job.up_s)
-        ran = tr("training for {time}", time=up) if is_training else tr("serving for {time}", time=up)
         waits = job.waits_for if verdict.state == "starting" else ""
-        self._about.set_text(", ".join(filter(None, (name, ran, waits, *_acting(job)))))
+        self._about.set_text(", ".join(filter(None, (name, _ran(job), waits, *_acting(job)))))
         values = shown_values(verdict)
         self._state.set_text(tr("No clear leader yet") if verdict.reason == CLOSE else tr(words, **values))
         self._reason.set_text(tr(verdict.reason, **values))
@@ -246,6 +243,16 @@ class _Tiles:
         """Replaces a number's texts by others once the job has ended."""
         for label, text in zip(self._tiles[name], texts, strict=True):
             until_end(label, text)
+
+
+def _ran(job: JobDocument) -> str:
+    """How long a job has run; a training by its own clock, which stands still if the games fail at once."""
+    if job.mode != "train":
+        return tr("serving for {time}", time=since(job.up_s))
+    trained_s = job.numbers.get(SECONDS, 0.0)
+    if trained_s < 1.0:
+        return tr("started {time} ago", time=since(job.up_s))
+    return tr("training for {time}", time=since(trained_s))
 
 
 def _left(job: JobDocument, verdict: VerdictDocument) -> str:

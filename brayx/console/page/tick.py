@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from nicegui import ui
@@ -82,9 +82,7 @@ class TickView:
         self._output.set_text(pretty(None))
         self._chosen.set_visibility(False)
         self._values.set_text(tr("How the game ended"))
-        fields = dict(stop) if isinstance(stop, dict) else {}
-        observations = fields.pop("obs") if isinstance(fields.get("obs"), dict) else {}
-        self._arrays.set_text("\n".join(self._named(*item) for item in (*observations.items(), *fields.items())))
+        self._arrays.set_text("\n".join(self._named(*item) for item in _leaves(stop)))
 
     def _named(self, name: str, value: Any) -> str:
         """An array on one line, with the names of its values."""
@@ -153,6 +151,16 @@ def fact(name: str) -> ui.label:
         return ui.label("-").classes("text-base font-semibold").mark(name)
 
 
+def _leaves(body: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """The values in a body's objects by their paths, such as ``north/reward``; that of an object of observations is
+    left out."""
+    for name, value in body.items() if isinstance(body, dict) else ():
+        if isinstance(value, dict):
+            yield from _leaves(value, path if name == "obs" else f"{path}{name}/")
+        else:
+            yield f"{path}{name}", value
+
+
 def _text(name: str) -> ui.label:
     box = ui.label().classes("mono w-full whitespace-pre-wrap break-words max-h-64 overflow-auto p-2 rounded")
     return box.classes("bg-gray-500/10").mark(name).props('tabindex="0"')
@@ -193,4 +201,4 @@ def short(value: Any) -> str:
         return number(value)
     if isinstance(value, list):
         return "[" + ", ".join(short(item) for item in value) + "]"
-    return str(value)
+    return value if isinstance(value, str) else _compact(value)

@@ -26,10 +26,11 @@ from brayx.console.overview import (
     with_results,
 )
 from brayx.console.page.caller import ApiCaller
-from brayx.console.page.overview import _Loader, _Seen, led
+from brayx.console.page.overview import _Loader, _ran, _Seen, led
 from brayx.console.source import Source
 from brayx.engines.base import save_weights
 from brayx.metrics.charts import CHARTS, RETURN_CHART
+from brayx.metrics.totals import SECONDS
 from brayx.tracking import Trial, register, tag
 
 THIRTY = {"elo": 0.0, "games": 30, "champion": False, "env_steps": None}
@@ -79,6 +80,13 @@ def test_a_league_is_led_by_the_strongest_member_if_its_interval_is_apart(monkey
     assert led(leading, [script, first]).values["leader"] == "tactical (script)"
     starting = verdict.VerdictDocument(state="starting", reason=verdict.BEGINS)
     assert led(starting, [first, first]) is starting
+
+
+def test_a_training_that_fails_before_it_learns_says_when_it_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brayx.console.page.words.is_chinese", lambda: False)
+    job = JobDocument(running=True, mode="train", up_s=31.0, numbers={SECONDS: 0.0})
+    assert _ran(job) == "started 31 s ago"
+    assert _ran(job.model_copy(update={"numbers": {SECONDS: 7.0}})) == "training for 7 s"
 
 
 def test_the_arms_of_a_service_have_their_latency_beside_their_counts() -> None:

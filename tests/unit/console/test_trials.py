@@ -76,7 +76,7 @@ async def test_the_home_page_names_the_trials_that_other_processes_train(trackin
     transport = httpx.ASGITransport(create_app(Source(tracking_db)))
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         reply = (await client.get("/api/trials")).content
-    assert running(TypeAdapter(list[TrialDocument]).validate_json(reply)) == "trained"
+    assert running(TypeAdapter(list[TrialDocument]).validate_json(reply)) == "p / trained"
 
 
 def test_settings_that_differ_and_curves_that_show_nothing() -> None:
