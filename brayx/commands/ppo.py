@@ -246,6 +246,8 @@ def train(chosen: Mapping[str, Any], stop: threading.Event) -> tuple[LocalTrainR
         progress = _progress(chosen["log_interval"], training.num_steps)
         of_job = {option: chosen[option] for option in _OF_JOB & chosen.keys()}
         return train_in_process(chosen, of_job, algorithm, training, project, name, progress, stop)
+    if chosen.get("console_port") is not None:
+        raise ConfigError("console_port: only a training in this process has a console: add --distributed false")
     from brayx.commands.distributed import train_distributed
 
     return train_distributed(
