@@ -6,7 +6,8 @@ import time
 from dataclasses import dataclass
 
 _FIRST_S = 0.5
-_LAST_S = 15.0
+LAST_S = 15.0
+"""The longest pause."""
 _LIVED_S = 30.0
 
 
@@ -34,10 +35,10 @@ class RestartTimes:
     def ended(self, now: float) -> float:
         """Call when it has ended; returns the seconds that it ran."""
         lived_s = now - self.started_at
-        self.pause_s = _FIRST_S if lived_s > _LIVED_S else min(_LAST_S, 2 * self.pause_s)
+        self.pause_s = _FIRST_S if lived_s > _LIVED_S else min(LAST_S, 2 * self.pause_s)
         self.restart_at = now + self.pause_s
         return lived_s
 
     def not_started(self, now: float) -> None:
         """Call when it could not be started: the next try is after the longest pause."""
-        self.restart_at = now + _LAST_S
+        self.restart_at = now + LAST_S

@@ -232,7 +232,7 @@ class Gamecores:
             game.has_failed = game.has_failed or bool(error)
             self._fail(line, error, last)
         else:
-            self.messages.append(line)
+            self.messages.append(f"{line}; it starts again in {game.times.pause_s:g} s")
         game.process = None
 
 

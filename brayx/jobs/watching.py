@@ -14,6 +14,7 @@ from brayx.errors import AgentError, DeadlineExceeded, StartupError
 from brayx.jobs.gamecores import says_itself
 from brayx.jobs.progress import Progress, error_lines, lost_of
 from brayx.metrics.totals import GAMES, TICKS_THIS_RUN
+from brayx.restarts import LAST_S
 
 if TYPE_CHECKING:
     from brayx.jobs.trainee import RunningLearner
@@ -202,7 +203,7 @@ class Losses:
         if self._hinted or not self.too_many(numbers):
             return ""
         self._hinted = True
-        return f"the training ends if this goes on until {_FEW} are lost, and for {_LOST_S:g} s"
+        return f"the training ends if this goes on until {_FEW} are lost, and for at least {_LOST_S:g} s"
 
     def is_over(self, numbers: Mapping[str, float]) -> bool:
         """Whether to give up, by the hub's newest numbers."""
@@ -414,7 +415,8 @@ class Watch:
         if self._patience.is_over(numbers, failures, losing=self._losses.too_many(numbers)):
             raise StartupError(self._patience.verdict(numbers, "; ".join(errors) or last))
         if hint := self._losses.hint(numbers):
-            say(hint)
+            waits = f"; a game that keeps ending waits up to {LAST_S:g} s for its next start"
+            say(hint + waits * bool(games.num))
         if self._losses.is_over(numbers):
             raise AgentError(self._losses.verdict(errors))
         if self._pace.is_over(numbers):

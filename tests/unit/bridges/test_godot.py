@@ -234,7 +234,7 @@ def test_builds_are_started_with_the_engines_flags_and_again_when_they_end(
     service: ContractService, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("brayx.restarts._FIRST_S", 0.01)
-    monkeypatch.setattr("brayx.restarts._LAST_S", 0.01)
+    monkeypatch.setattr("brayx.restarts.LAST_S", 0.01)
     command = f"{BUILD} --quit-after=6 --limit=3 --agents=1"
     words = ["--url", service.urls["tcp"], "--command", command, "--num", "2", "--games", "5", "--seed", "3", "--json"]
     assert godot.main([*words, "--speedup", "8"]) == 0

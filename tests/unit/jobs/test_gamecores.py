@@ -107,6 +107,13 @@ raise RuntimeError("the board is gone")
         shutil.rmtree(output.parent)
 
 
+def test_a_game_that_quits_says_when_it_starts_again(tmp_path: Path) -> None:
+    with games(tmp_path, "") as running:
+        until(lambda: running.restarts >= 1)
+        assert re.fullmatch(r"a gamecore ended with status 0 after \d+ s; it starts again in 1 s", running.messages[0])
+    assert not running.failures
+
+
 def test_a_killed_game_is_started_again(tmp_path: Path) -> None:
     with games(tmp_path, "import time; time.sleep(60)") as running:
         (first,) = pids(running)

@@ -261,6 +261,16 @@ def test_too_large_a_share_that_stays_lost_ends_a_training(numbers):
     assert losses.verdict([]).endswith("allows: see the log" + advice)
 
 
+@pytest.mark.parametrize(("gamecores", "waits"), [(0, 0), (1, 1)])
+def test_the_hint_about_losses_says_that_games_started_here_wait_before_they_start_again(gamecores, waits):
+    out = io.StringIO()
+    progress = Progress("t", num_steps=1, log_interval=10**9, console=Console(file=out, width=1000))
+    games = Gamecores([GamecoreConfig(command="true")] * gamecores, {}, ".")
+    Watch(progress, Starting(), games, [], 8, 0.5).look(lost(failed=2), {})
+    assert "the training ends if this goes on until 8 are lost, and for at least 10 s" in out.getvalue()
+    assert out.getvalue().count("a game that keeps ending waits up to 15 s for its next start") == waits
+
+
 @pytest.mark.parametrize(
     ("share", "numbers"),
     [
