@@ -38,6 +38,9 @@ class TrialDocument(Document):
     """Number of games in the mean return."""
     error: float | None = None
     """Standard error of the mean return."""
+    best_return: float | None = None
+    """Mean return of its best checkpoint, which its end registers; null: no checkpoint has one."""
+    best_games: float | None = None
     points: float | None = None
     """Points of a league's player, or of the league's leader."""
     seconds: float | None = None

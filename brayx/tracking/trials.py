@@ -9,10 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from brayx.metrics import games_text, significant
+from brayx.metrics import BEST_METRIC, GAMES_OF_BEST, games_text, significant
 from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.metrics.totals import GAMES_IN_WINDOW, RETURN_ERROR, SECONDS
 from brayx.tables import aligned
+from brayx.tracking import checkpoints
 from brayx.tracking.finding import newest_runs
 from brayx.tracking.mlflow_page import NOTE_TAG, page_of
 from brayx.tracking.owner import owner_is_gone
@@ -22,7 +23,7 @@ from brayx.tracking.trial import PARENT_TAG
 if TYPE_CHECKING:
     from mlflow.entities import Run
 
-_HEADINGS = ("project", "trial", "status", "env steps", "last return", "champion", "id")
+_HEADINGS = ("project", "trial", "status", "env steps", "last return", "best return", "champion", "id")
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class TrialRow:
         points: points of a league's player, or of the league's leader; None: it is of no league.
         seconds: how long it has trained, without interruptions; None: not written.
         note: what it registered, or the error that ended it; empty: neither.
+        best_return, best_games: mean return of its best checkpoint, which its end registers, and the number of games in
+            that mean; None: no checkpoint has one.
     """
 
     project: str
@@ -64,6 +67,8 @@ class TrialRow:
     points: float | None = None
     seconds: float | None = None
     note: str = ""
+    best_return: float | None = None
+    best_games: float | None = None
 
 
 def trials(uri: str, project: str = "") -> list[TrialRow]:
@@ -105,9 +110,16 @@ def trials(uri: str, project: str = "") -> list[TrialRow]:
             max(points[run.info.run_id].values(), default=_points_in_parent(run, points)),
             run.data.metrics.get(CHARTS[SECONDS]),
             run.data.tags.get(NOTE_TAG, "") if run.info.status in ("FINISHED", "FAILED") else "",
+            *_best(run),
         )
         for run, is_child in _below_parents(runs)
     ]
+
+
+def _best(run: Run) -> tuple[float | None, float | None]:
+    """The return of its best checkpoint, and the number of its games."""
+    best = checkpoints.best(checkpoints.of_tags(run.info.run_id, run.data.tags), BEST_METRIC)
+    return (None, None) if best is None else (best.metrics[BEST_METRIC], best.metrics.get(GAMES_OF_BEST))
 
 
 def _points(run: Run) -> dict[str, float]:
@@ -152,7 +164,8 @@ def table(rows: Sequence[TrialRow]) -> str:
                 f"  {row.name}" if row.is_child else row.name,
                 row.status,
                 "-" if row.env_steps is None else f"{row.env_steps:,.0f}",
-                _return(row),
+                _return(row.mean_return, row.games),
+                _return(row.best_return, row.best_games),
                 row.champion,
                 row.run_id,
             )
@@ -162,8 +175,8 @@ def table(rows: Sequence[TrialRow]) -> str:
     return "\n".join(aligned(cells, left=range(len(_HEADINGS))))
 
 
-def _return(row: TrialRow) -> str:
-    """The mean return of a trial and, if it is known, the number of its games."""
-    if row.mean_return is None:
+def _return(mean: float | None, games: float | None) -> str:
+    """A mean return and, if it is known, the number of its games."""
+    if mean is None:
         return "-"
-    return significant(row.mean_return) + ("" if row.games is None else f" ({games_text(row.games)})")
+    return significant(mean) + ("" if games is None else f" ({games_text(games)})")

@@ -135,6 +135,7 @@ CHINESE: dict[str, str] = {
     "{points} points ({low} to {high})": "{points} 分（{low} 至 {high}）",
     "{low} to {high}": "{low} 至 {high}",
     "Return": "回报",
+    "Best return": "最佳回报",
     "Champion": "冠军",
     "Newest version": "最新版本",
     "Players now": "当前玩家",

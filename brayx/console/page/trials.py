@@ -88,6 +88,7 @@ def trial_columns() -> dict[str, Callable[[TrialDocument], Any]]:
         "Duration": lambda trial: "-" if (spent := _spent_s(trial)) is None else TableCell(since(spent), spent),
         "Env steps": lambda trial: counted(trial.env_steps),
         "Return": result_of,
+        "Best return": lambda trial: counted(None if trial.points is not None else trial.best_return),
         "Champion": lambda trial: trial.champion or "-",
     }
 

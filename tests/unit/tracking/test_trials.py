@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
+from brayx.metrics import BEST_METRIC, GAMES_OF_BEST
 from brayx.metrics.charts import CHARTS, RETURN_CHART
 from brayx.metrics.totals import GAMES_IN_WINDOW
 from brayx.tracking import Trial
@@ -38,7 +40,19 @@ def test_a_return_has_the_number_of_its_games(tracking_db: str) -> None:
         trial.log_metrics(values, 10)
         ids[name] = trial.run_id
     lines = sorted(" ".join(line.split()) for line in table(trials(tracking_db)).splitlines()[1:])
-    assert lines == [f"p one running - 0.0412 (1 game) {ids['one']}", f"p search running - 21.5 {ids['search']}"]
+    assert lines == [f"p one running - 0.0412 (1 game) - {ids['one']}", f"p search running - 21.5 - {ids['search']}"]
+
+
+def test_the_best_return_is_its_best_checkpoints(tracking_db: str, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "weights.npz").write_bytes(b"")
+    trial = Trial.open("p", "t", tracking_db)
+    for step, mean in ((10, 500.0), (20, 180.0)):
+        trial.save_checkpoint(made, step, {BEST_METRIC: mean, GAMES_OF_BEST: 100.0})
+    trial.log_metrics({RETURN_CHART: 180.0}, 20)
+    shown = " ".join(table(trials(tracking_db)).splitlines()[1].split())
+    assert shown == f"p t running - 180 500 (100 games) {trial.run_id}"
 
 
 def test_children_are_below_their_parent_by_name(tracking_db: str) -> None:
