@@ -21,6 +21,8 @@ _LARGEST = float(np.finfo(np.float32).max)
 _JSON = {"None": "null", "True": "true", "False": "false"}
 _PLAIN = {int, float}
 _NUMBERS = (int, float, np.number)
+_float32s = np.errstate(over="ignore")(np.asarray)
+"""Without a warning of NumPy on this terminal for a client's 1e40, which is refused."""
 _OTHER_NAMES = {
     "action_mask": "mask",
     "done": "terminated",
@@ -56,7 +58,7 @@ def array_of(value: Any, place: str, dtype: DTypeLike = np.float32, shape: tuple
     """As `array_field`, of a value at ``place`` in its body."""
     try:
         # A direct conversion takes a third of the time. For integer dtypes it would truncate floats.
-        array = np.asarray(value, np.float32) if dtype is np.float32 else None
+        array = _float32s(value, np.float32) if dtype is np.float32 else None
     except (TypeError, ValueError, OverflowError):
         array = None
     if array is None or not (is_finite(array) and _are_numbers(value, array.ndim)):

@@ -32,6 +32,7 @@ def test_numbers_become_an_array() -> None:
     [
         ([1, None], np.float32, r"x\[1\] is null, expected a finite number"),
         ([[1, 2], [3, float("inf")]], np.float32, r"x\[1, 1\] is inf, expected a finite number"),
+        ([1, 1e40], np.float32, r"x\[1\] is 1e\+40, expected a finite number"),
         ([1, 300], np.uint8, r"x\[1\] is 300, expected a whole number that uint8 can hold"),
         ([1, 0.5], np.int8, r"x\[1\] is 0\.5, expected a whole number that int8 can hold"),
         ([1, "1"], np.float32, r"x\[1\] is '1', expected a finite number"),
@@ -49,6 +50,7 @@ def test_numbers_become_an_array() -> None:
         ([[1], [1, 2]], np.float32, "x is lists of different lengths, expected numbers"),
     ],
 )
+@pytest.mark.filterwarnings("error")  # it would be on the service's terminal
 def test_the_error_for_a_bad_value_names_its_place(value: Any, dtype: Any, says: str) -> None:
     with pytest.raises(BadBody, match=says) as refused:
         array_field({"x": value}, "x", dtype)
