@@ -95,7 +95,8 @@ class RecordedDrawing:
         except BrayxError:
             raise
         except (Exception, SystemExit) as error:  # a user's function may raise anything
-            raise AgentError(f"{self._board[1]} failed: {type(error).__name__}: {error}") from error
+            why = f"{type(error).__name__}: {error}".removesuffix(": ")
+            raise AgentError(f"`{self._board[1]}` failed: {why}") from error
 
 
 def state_of(episode: Recording, tick: int) -> State:

@@ -165,9 +165,11 @@ class RecordedSession(SessionLog):
             self.keep("error")
         self._group.leave()
         if self.why:
-            if has_failed and reason in ("disconnect", "idle"):  # its game has left because of that
+            if reason == "stop" and self._outcome:
+                reason = self._outcome
+            elif has_failed and reason in ("disconnect", "idle", "stop"):  # its game has left because of that
                 reason = REFUSED
-            self._group.send_last(self, self._outcome if reason == "stop" and self._outcome else reason, result)
+            self._group.send_last(self, reason, result)
             self._recorder.metrics.add("recordings", 1.0, label=self.why)
         else:
             self._recorder.taken -= sum(tick[-1] for tick in self._ticks)

@@ -285,6 +285,7 @@ CHINESE: dict[str, str] = {
     "Curves": "曲线",
     "Compare with another version": "与另一个版本比较",
     "Start and its reply": "开始与回答",
+    "No board: the game sent none.": "没有棋盘：游戏没有发送。",
     "No pictures: set `frames` in the job's recording, or add a `kind: render` or `kind: board`.": (
         "没有画面：请在任务的录像里设置 `frames`，或加一个 `kind: render` 或 `kind: board`。"
     ),

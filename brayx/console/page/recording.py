@@ -251,9 +251,13 @@ class _Recorded:
         try:
             board = await self._caller.get(BoardDocument | None, f"{self._path}/boards/{index}")
         except AgentError:
-            if index <= self._last_tick:
+            if index > self._last_tick:  # not every game's stop has a board
+                await self._show_board(self._last_tick)
+                return
+            if index < self._last_tick or not self._cause.text:
                 raise
-            await self._show_board(self._last_tick)  # not every game's stop has a board
+            self._position.set_text(tr("No board: the game sent none."))  # in the tick that failed
+            self._board.show(BoardDocument(rows=[]))
             return
         if board is not None:
             self._position.set_text(" ".join(filter(None, [board.text, tr(_RESULTS[board.result or ""])])))

@@ -9,11 +9,14 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+from nicegui import Client, ui
 from PIL import Image
 
 from brayx.console import drawn
 from brayx.console.api import create_app
 from brayx.console.drawn import state_of
+from brayx.console.page.caller import ApiCaller
+from brayx.console.page.recording import _Recorded
 from brayx.console.source import Source
 from brayx.gamecore.contract import Contract
 from brayx.recording import open as open_recordings
@@ -119,3 +122,26 @@ async def test_a_board_is_drawn_of_a_stop(tmp_path: Path, tracking_db: str) -> N
 
 def _dumped(contract: Contract) -> str:
     return json.dumps(contract.as_dict())
+
+
+async def test_a_board_that_a_failed_game_did_not_send_is_no_error_of_the_job(
+    tmp_path: Path, tracking_db: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("brayx.console.page.words.is_chinese", lambda: False)
+    (tmp_path / "drawn_later.py").write_text(CODE)
+    folder = Folder(str(tmp_path / "recordings"), 10**9)
+    for session, event in (("failed", "error: y is missing"), ("whole", "")):
+        ticks = [Tick(0, 0.0, 0.0, b'{"y": 1}', b"{}", {}), Tick(1, 0.0, 0.0, b"{}", b"", {}, event)]
+        folder.write([SessionPart(session, session, 0.0, 0, len(ticks), end="refused")], columns_of(ticks))
+    board = ("drawn_later", "board", str(tmp_path))
+    app = create_app(Source(tracking_db, recordings=str(tmp_path / "recordings"), drawn_board=board))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+        with Client(ui.page(""), request=None) as page:
+            failed, whole = (_Recorded(ApiCaller(client, page), session, "", "") for session in ("failed", "whole"))
+            for shown in (failed, whole):
+                await shown._load()
+                await shown._go(1)
+            assert failed._position.text == "No board: the game sent none."
+            assert whole._no_picture.text == "The frame cannot be drawn: `board` failed: KeyError: 'y'."
+            await failed._go(0)
+            assert failed._position.text == "tick"

@@ -109,14 +109,16 @@ async def test_a_failed_tick_is_recorded_with_all_columns_of_the_others(tmp_path
     assert episode.outputs() == [b'{"action":1}', b'{"action":1}', b""]
 
 
-@pytest.mark.parametrize(("before", "ticks"), [(1000, [0, 1, 2]), (0, [2])])
+@pytest.mark.parametrize(
+    ("before", "ticks", "left"), [(1000, [0, 1, 2], "disconnect"), (0, [2], "disconnect"), (0, [2], "stop")]
+)
 async def test_a_refused_tick_that_ends_a_game_is_recorded_with_its_body(
-    tmp_path: Path, before: int, ticks: list[int]
+    tmp_path: Path, before: int, ticks: list[int], left: str
 ) -> None:
     agent_actor, recorder = actor(tmp_path, every=0, before=before)
     with pytest.raises(BadBody) as refusal:
         await play(agent_actor, {}, {}, {"ball": [1.0, math.nan]})
-    await agent_actor.on_end("disconnect")  # the game raises the refusal, and leaves
+    await agent_actor.on_end(left)  # the game raises the refusal, and leaves
     await asyncio.to_thread(recorder.close, WAIT_S)
     episode = only(tmp_path)
     assert (episode.end, episode.why, episode.events) == ("refused", "error", 1)
