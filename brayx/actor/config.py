@@ -177,6 +177,12 @@ class ActorConfig(SessionConfig):
         ports = {option: getattr(self, option) for option in PORT_OPTIONS}
         return {option: port for option, port in ports.items() if port is not None}
 
+    def ports(self, actor: str) -> dict[str, tuple[str, int]]:
+        """Host and number of each chosen port of an actor of this name, by its option in the job, as ``actor.port``."""
+        native = {option: (self.native_host, port) for option, port in self.own_ports.items()}
+        doors = {"port": (self.host, self.port), **native}
+        return {f"{actor}.{option}": (host, port) for option, (host, port) in doors.items() if port}
+
     @field_validator("reward")
     @classmethod
     def _names_a_function(cls, value: str | None, info: ValidationInfo) -> str | None:

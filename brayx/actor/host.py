@@ -19,12 +19,13 @@ from brayx.actor.debugger import Breakpoints
 from brayx.actor.doors.ports import on_loopback, shown
 from brayx.actor.serving import ActorService, Runtime
 from brayx.actor.table import SessionTable
-from brayx.errors import DeadlineExceeded
+from brayx.errors import DeadlineExceeded, StartupError
 from brayx.gamecore.auth import Keys
 from brayx.gamecore.doors import DOORS, http_urls
 from brayx.gamecore.protocol import StepRequest
 from brayx.metrics import Recorder
 from brayx.metrics.openmetrics import OpenMetrics
+from brayx.ports import check_ports
 from brayx.threads import LOOP_END_S, NativeThread
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ class LocalHost:
             ActorService, runtime, config, name, keys=keys, is_local=on_loopback(config, config.host)
         )
         self._close = runtime.close
+        self._ports = config.ports(name)
         self._exported = OpenMetrics(application=name, deployment=name, replica="local")
         self._breakpoints = Breakpoints(on_hold)
         self._service: ActorService | None = None
@@ -88,8 +90,10 @@ class LocalHost:
         self._breakpoints.__enter__()
         try:
             self.run(self._open(), _OPEN_S)
-        except BaseException:
+        except BaseException as error:
             self.close(0.0)
+            if isinstance(error, StartupError):  # another job took the port since its check: the same words
+                check_ports(self._ports)
             raise
         _freeze_once()  # full collections would look at all modules again and again: a tenth of a tick with a model
 

@@ -34,7 +34,7 @@ from brayx.command_line import say
 from brayx.console.job import console_keys, console_of_training
 from brayx.errors import BrayxError, ConfigError, StartupError
 from brayx.gamecore.contract import Contract
-from brayx.jobs.checks import actor_of, check_before_games, check_job, check_weights, ports_of
+from brayx.jobs.checks import actor_of, check_before_games, check_job, check_weights
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.contracts import by_contract, contract_lines, parse_contract
 from brayx.jobs.progress import Progress
@@ -117,7 +117,7 @@ def cluster_for(job: JobConfig, ingress: Ingress, address: str) -> Cluster:
     if not name:
         return Cluster(ingress=None, address=address)
     actor = job.actors[name]
-    return Cluster(actor.host, actor.port, ingress, address, ports_of(job, name))
+    return Cluster(actor.host, actor.port, ingress, address, actor.ports(name))
 
 
 def check_store_reachable(uri: str, in_process: bool, nodes: Iterable[Mapping[str, Any]], here: str) -> None:

@@ -338,11 +338,3 @@ def _env_actions(job: JobConfig, played: Mapping[str, tuple[ActionSpec, set[str]
 def actor_of(job: JobConfig) -> str:
     """Name of the job's one actor; empty for a job whose data come from rollouts or sources alone."""
     return "" if not (job.actors or job.needs_games) else only("actor", job.actors)
-
-
-def ports_of(job: JobConfig, actor: str) -> dict[str, tuple[str, int]]:
-    """Host and number of each port that a job's actor opens, by its option; 0 is any free one."""
-    config = job.actors[actor]
-    native = {option: (config.native_host, port) for option, port in config.own_ports.items()}
-    doors = {"port": (config.host, config.port), **native}
-    return {f"{actor}.{option}": (host, port) for option, (host, port) in doors.items() if port}

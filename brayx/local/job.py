@@ -15,7 +15,7 @@ from brayx import systems
 from brayx.command_line import say_after_silence
 from brayx.console.job import console_keys, console_of_training
 from brayx.errors import StartupError
-from brayx.jobs.checks import check_before_games, check_job, check_weights, ports_of
+from brayx.jobs.checks import check_before_games, check_job, check_weights
 from brayx.jobs.config import JobConfig, only, pool_name
 from brayx.jobs.contracts import contract_lines, parse_contract
 from brayx.jobs.handles import offer
@@ -147,7 +147,7 @@ def train_in_process(
         if job.contract is not None:
             notes += contract_lines(parse_contract(job.contract))
         if actor and lobby is None:
-            check_ports(ports_of(job, actor))
+            check_ports(job.actors[actor].ports(actor))
         return _LocalTraining(job, actor, layout, name, uri, clerk, log_interval, notes, lobby, child).run()
 
 
@@ -160,7 +160,7 @@ def open_lobby(job: JobConfig) -> Lobby:
     from brayx.local.lobby import Lobby
 
     actor = check_before_games(job)
-    check_ports(ports_of(job, actor))
+    check_ports(job.actors[actor].ports(actor))
     return Lobby(job, actor)
 
 

@@ -26,7 +26,6 @@ from brayx.command_line import say
 from brayx.console.job import ConsoleJob, console_keys, open_console, served_facts, with_refusals
 from brayx.console.live import LiveSessions
 from brayx.gamecore.auth import Keys
-from brayx.jobs.checks import ports_of
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig, only
 from brayx.jobs.env_door import with_door
@@ -91,7 +90,7 @@ class Serving:
         self.actor = actor = only("actor", job.actors, actor)
         self.config = config = job.actors[actor]
         check_code(job, [actor], mode="serve")
-        check_ports(ports_of(job, actor))
+        check_ports(config.ports(actor))
         served = served_models(job, uri, models or {})
         self._sources = {name: model.source for name, model in served.items()}
         job = next((model.job for model in served.values()), job)
