@@ -442,6 +442,10 @@ CHINESE: dict[str, str] = {
         "停止训练？它会保存最后的检查点，再运行同一条命令即可继续。"
     ),
     "Stop it": "停止",
+    "Finish: register last snapshots": "完成训练：注册最后的快照",
+    "Finishing registers a last snapshot of each player and completes the training. No champion is made.": (
+        "完成训练会为每个玩家注册最后一个快照，并结束训练，不产生新冠军。"
+    ),
     "Finish: register the best version": "完成训练：注册最好的版本",
     "No checkpoint has a return of enough games yet: only the last one can be registered.": (
         "还没有检查点的回报来自足够多的对局：只有最后一个可能被注册。"

@@ -34,6 +34,8 @@ class StopButton(ui.button):
         job: JobDocument = await self._caller.get(JobDocument, "/api/job")
         question = tr("Stop this training? It saves a last checkpoint, and the same command resumes it.")
         finish, registers = tr("Finish: register the best version"), await self._registers(job)
+        if job.league:
+            finish = tr("Finish: register last snapshots")
         chosen = await confirmed(f"{question}\n{registers}", tr("Stop it"), finish)
         if not chosen:
             return
@@ -55,9 +57,13 @@ class StopButton(ui.button):
             ui.run_javascript("window.brayxEnd = ''")
 
     async def _registers(self, job: JobDocument) -> str:
-        """Which version the training registers if it is finished; empty: that of a league or of several behaviours,
-        or not known in time."""
-        if job.league or any(name.startswith(BEHAVIOUR_RETURN) for name in job.numbers):
+        """Which version the training registers if it is finished; empty: that of several behaviours, or not known in
+        time."""
+        if job.league:
+            return tr(
+                "Finishing registers a last snapshot of each player and completes the training. No champion is made."
+            )
+        if any(name.startswith(BEHAVIOUR_RETURN) for name in job.numbers):
             return ""
         text = ""
         async with _in_time():

@@ -43,6 +43,34 @@ async def test_a_store_that_fails_or_hangs_does_not_keep_a_training_from_being_s
             assert await button._registers(JobDocument(running=True, run_id="r")) == ""
 
 
+@pytest.mark.parametrize(("league", "registers"), [(True, "a last snapshot of each player"), (False, "")])
+async def test_a_league_that_is_finished_registers_snapshots_instead_of_its_best_version(
+    league: bool, registers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    async def confirmed(*texts: str) -> str:
+        asked.extend(texts)
+        return ""
+
+    monkeypatch.setattr("brayx.console.page.words.is_chinese", lambda: False)
+    monkeypatch.setattr(stopping, "confirmed", confirmed)
+    app, viewer = FastAPI(), Client(ui.page(""), request=None)
+    numbers = {"behaviour_return.a": 1.0, "behaviour_return.b": 1.0}
+    app.get("/api/job")(lambda: {"running": True, "league": league, "numbers": numbers})
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        with viewer:
+            await stopping.StopButton(ApiCaller(client, viewer))._stop()
+    question, stop, finish = asked
+    assert stop == "Stop it"
+    assert finish == ("Finish: register last snapshots" if league else "Finish: register the best version")
+    stops, finishes = question.split("\n")
+    assert "the same command resumes it" in stops
+    assert registers in finishes
+    assert bool(finishes) == league
+
+
 @pytest.mark.parametrize(
     ("recordings", "recording", "why_not"),
     [([], "", NOT_RECORDED), ([RUNS], "", models._NOT_ENDED), ([RUNS, RUNS | {"id": "b", "end": "stop"}], "b", None)],
