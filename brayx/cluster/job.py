@@ -320,7 +320,8 @@ class _RayTraining(JobTraining):
         if self.actor:
             self._live = ReplicaSessions(self._names["sessions"])
             live = contextlib.closing(self._live)
-        with console_of_training(self.job, self.uri, facts, live, self.progress.say, self.finish) as url:
+        given = facts, live, self.progress.say, self.finish, self.ending
+        with console_of_training(self.job, self.uri, *given) as url:
             if self._live is not None and url:
                 self._live.tell(url)
             yield

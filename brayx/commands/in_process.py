@@ -84,6 +84,7 @@ def _watched(
     from brayx.console.job import console_of_training
     from brayx.jobs.config import JobConfig
     from brayx.jobs.progress import error_lines
+    from brayx.jobs.result import Ending
     from brayx.local.train import LocalTraining
 
     newest: dict[str, float] = {"rollout_workers": chosen["num_workers"]}
@@ -106,10 +107,10 @@ def _watched(
             "errors": error_lines(dict(newest), running.run.notes),
         }
 
-    shown, no_door = JobConfig.of(job, ""), contextlib.nullcontext()
+    shown, no_door, ending = JobConfig.of(job, ""), contextlib.nullcontext(), Ending()
     with (
         LocalTraining(chosen["env"], algorithm, training, on_update=show, clerk=clerk, stop=stop) as running,
-        console_of_training(shown, uri, facts, no_door, say, running.run.finish),
+        console_of_training(shown, uri, facts, no_door, say, running.run.finish, ending),
     ):
         running.run.about.update(job=job, folder=os.getcwd())
         while running.goes_on():
@@ -121,8 +122,11 @@ def _watched(
             share = result.dropped / result.env_steps
             say(f"not learned from: {result.dropped:,} of {result.env_steps:,} env steps ({share:.1%})")
         if result.reason == "stopped":
+            ending.say("interrupted", "interrupted, so no version is registered")
             return result, ("", "")
-        return result, _register(clerk, job["project"], chosen["env"], result)
+        registered = _register(clerk, job["project"], chosen["env"], result)
+        ending.say("finished", registered[1])
+        return result, registered
 
 
 def _register(clerk: Clerk, name: str, env: str, result: LocalTrainResult) -> tuple[str, str]:

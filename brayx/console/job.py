@@ -23,7 +23,7 @@ import numpy as np
 from brayx.actor.live import silent
 from brayx.actor.live_ticks import LiveTicks
 from brayx.console.port import ConsolePort
-from brayx.errors import ConfigError, StartupError
+from brayx.errors import ConfigError, JobNotRunning, StartupError
 from brayx.gamecore.auth import Keys
 from brayx.jobs.progress import error_lines
 from brayx.league.files import levels_file
@@ -32,11 +32,14 @@ from brayx.recording.drawing import Drawing
 
 if TYPE_CHECKING:
     from brayx.jobs.config import JobConfig
+    from brayx.jobs.result import Ending
     from brayx.metrics.numbers import LocalNumbers
     from brayx.model.following import AliasFollower
 
 _OPEN_S = 5.0
 """The doors open before the console, by less than this."""
+_SHOWN_S = {"finished": 20.0, "failed": 20.0, "interrupted": 1.0}
+"""Time for open pages to show how the training has ended; after Ctrl-C there is little."""
 MODULE = "brayx.console.serve"
 """Module of the console's process."""
 
@@ -64,6 +67,7 @@ class ConsoleJob:
         set_share: sets a canary's share; None: no alias is followed.
         can_stop: whether the console may interrupt the job.
         finish: ends the training, and registers its best version; None: the job trains nothing.
+        ending: how the training ends; None: the job trains nothing.
     """
 
     facts: Callable[[], dict[str, Any]]
@@ -71,12 +75,17 @@ class ConsoleJob:
     set_share: Callable[[str, float], None] | None = None
     can_stop: bool = False
     finish: Callable[[], None] | None = None
+    ending: Ending | None = None
     began: float = field(default_factory=time.monotonic)
 
     def answer(self, verb: str, *arguments: Any) -> Any:
         """Answers a request."""
         if verb == "job":
             return self._job()
+        if verb == "ending":
+            return self._end()
+        if verb == "shown" and self.ending is not None:
+            return self.ending.shown.set()
         if verb == "stop" and self.can_stop:
             os.kill(os.getpid(), signal.SIGINT)  # what Ctrl-C does: the trial can be resumed
             return None
@@ -89,17 +98,31 @@ class ConsoleJob:
         if verb in ("sessions", "ticks", "end"):
             if self.live is None:
                 raise ConfigError("this job has no actor, so there are no sessions")
+            if self.ending is not None and self.ending.facts:
+                raise JobNotRunning("the job has ended, and its sessions with it")
             return getattr(self.live, verb)(*arguments)
         raise ConfigError(f"this job does not support {verb}")
 
     def _job(self) -> dict[str, Any]:
         up_s = time.monotonic() - self.began
-        now = {"up_s": up_s, "began_s": time.time() - up_s - _OPEN_S, "can_stop": self.can_stop, "command": _command()}
-        facts = {"running": True, **now, **self.facts()}
+        kept, end = {} if self.ending is None else self.ending.facts, self._end()
+        can_stop = self.can_stop and end is None
+        now = {"up_s": up_s, "began_s": time.time() - up_s - _OPEN_S, "can_stop": can_stop, "command": _command()}
+        facts = {"running": True, **now, **(kept or self.facts()), "end": end}
         if self.live is not None and "sessions" not in facts:
             rows = self.live.sessions()
             facts |= {"sessions": len(rows), "silent": silent(rows)}
         return facts
+
+    def _end(self) -> dict[str, str] | None:
+        """How the training has ended: values of `brayx.console.overview.EndDocument`; None: it has not."""
+        end = self.ending
+        return {"state": end.state, "text": end.text} if end is not None and end.state else None
+
+    def show_end(self) -> None:
+        """Waits until the console's pages show how the training has ended."""
+        if self.ending is not None and self.ending.state:
+            self.ending.shown.wait(_SHOWN_S[self.ending.state])
 
 
 def _command() -> str:
@@ -169,7 +192,11 @@ def open_console(job: JobConfig, uri: str, parts: ConsoleJob, say: Callable[[str
     """
     console = None if job.console_port is None else _opened(job, words_of(job, uri), parts, say)
     with contextlib.nullcontext() if console is None else contextlib.closing(console):
-        yield "" if console is None else console.url
+        try:
+            yield "" if console is None else console.url
+        finally:
+            if console is not None and console.is_visited:
+                parts.show_end()
 
 
 def _opened(
@@ -200,11 +227,12 @@ def console_of_training(
     live: contextlib.AbstractContextManager[Live | None],
     say: Callable[[str], None],
     finish: Callable[[], None],
+    ending: Ending,
 ) -> Iterator[str]:
     """The console of a training, which it may stop if it runs in the main thread; gives its URL, as `open_console`.
 
     Args:
-        facts, finish: as for `ConsoleJob`.
+        facts, finish, ending: as for `ConsoleJob`.
         live: gives the running sessions while the console is open.
         job, uri, say: as for `open_console`.
     """
@@ -212,7 +240,7 @@ def console_of_training(
 
     with live as sessions:
         can_stop = threading.current_thread() is threading.main_thread()
-        parts = ConsoleJob(facts, sessions, can_stop=can_stop, finish=finish)
+        parts = ConsoleJob(facts, sessions, can_stop=can_stop, finish=finish, ending=ending)
         with open_console(job, uri, parts, say) as url:
             try:
                 yield url

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from fastapi import APIRouter
@@ -14,7 +15,14 @@ from brayx.console.league import points_of as points_of_members
 from brayx.console.models import member_of
 from brayx.console.source import Source
 from brayx.console.trials import thinned
-from brayx.console.verdict import NO_JOB, VerdictDocument, verdict_of_canary, verdict_of_service, verdict_of_training
+from brayx.console.verdict import (
+    NO_JOB,
+    VerdictDocument,
+    verdict_of_canary,
+    verdict_of_end,
+    verdict_of_service,
+    verdict_of_training,
+)
 from brayx.errors import LeagueError
 from brayx.jobs.progress import abandoned_line, dropped_line, losses_of_recordings
 from brayx.league.files import PLAYER_TAG, POINTS_TAG
@@ -82,8 +90,18 @@ class JobDocument(Document):
     """Whether the trial can be stopped from here."""
     command: str = ""
     """The command that started the job, and resumes it; empty: another program started it."""
+    end: EndDocument | None = None
+    """How the training has ended; null: it has not."""
     tracking: str = ""
     """Tracking URI."""
+
+
+class EndDocument(Document):
+    """How a training has ended."""
+
+    state: Literal["finished", "interrupted", "failed"]
+    text: str
+    """What it has registered and why it ended, or the error."""
 
 
 class CanaryDocument(Document):
@@ -194,6 +212,8 @@ def routes(source: Source) -> APIRouter:
             target_games=job.target_games,
             league=job.league,
         )
+        if job.end is not None:
+            verdict = verdict_of_end(job.end.state, job.end.text, job.command, verdict.share)
         return OverviewDocument(verdict=verdict, curve=returns, means=means, champion=champion, newest=newest)
 
     return router

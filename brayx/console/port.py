@@ -55,6 +55,11 @@ class ConsolePort:
         self._thread = threading.Thread(target=self._serve, name="brayx-console", daemon=True)
         self._thread.start()
 
+    @property
+    def is_visited(self) -> bool:
+        """Whether the process runs."""
+        return self._child.runs
+
     def close(self) -> None:
         """Kills the process, which has no state to save, and frees the port. Idempotent."""
         if self._closed:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import json
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator
 
 import httpx
@@ -29,6 +31,7 @@ from brayx.ports import listen
 from brayx.tracking.store import import_mlflow
 
 _HOST = "127.0.0.1"
+_LOOK_S = 0.5
 _PASSED_ON = ("content-type", "content-length", "content-disposition")
 
 
@@ -44,6 +47,7 @@ def main(job: Channel, source: str, keys_file: str, descriptor: str) -> None:
     keys = ConsoleKeys(Keys.load(keys_file)) if keys_file else None
     app = create_app(Source(**json.loads(source), channel=job), keys)
     _import_early()
+    threading.Thread(target=_show_end, args=(job,), name="brayx-console-end", daemon=True).start()
     systems.lower_priority(5)  # the job has priority, except while this starts: that would take a minute
     serve_app(socket.socket(fileno=int(descriptor)), app)
 
@@ -106,6 +110,22 @@ def console(
     shown = url or uri
     say(f"{taken}the console of {shown} is http://{_HOST}:{listening.getsockname()[1]}")
     serve_app(listening, app, connect)
+
+
+def _show_end(job: Channel) -> None:
+    """Waits until a training has ended, shows that on all open pages, and tells the job so."""
+    from nicegui import core
+
+    from brayx.console.page.frame import show_end
+
+    try:
+        while (end := job.ask("ending")) is None:
+            time.sleep(_LOOK_S)
+        if core.loop is not None:
+            asyncio.run_coroutine_threadsafe(show_end(end["text"]), core.loop).result()
+        job.ask("shown")
+    except EOFError:  # the job is gone
+        return
 
 
 def _import_early() -> None:

@@ -52,6 +52,9 @@ State = Literal[
     "serving",
     "idle",
     "worse",
+    "finished",
+    "interrupted",
+    "failed",
 ]
 Curve = Sequence[tuple[float, float]]
 
@@ -71,7 +74,8 @@ SILENT = (
     "docs/protocol.md explains it."
 )
 ENDS = "End the canary on the page Models. New sessions then get the champion."
-ADVICE = (CONTINUES, RESTARTS, PROCESS, WATCH, CONNECT, REFUSED, STALLED, FINISHED, SILENT, ENDS)
+RESUME = "Resume with: {command}"
+ADVICE = (RESUME, CONTINUES, RESTARTS, PROCESS, WATCH, CONNECT, REFUSED, STALLED, FINISHED, SILENT, ENDS)
 LOST = "{lost} of the last {total} games failed."
 UNHEARD = "The learner gets no env steps: {refused} requests were refused, most of them with the code {code}."
 REFUSALS = "{refused} requests could not be read, and only {games} games have ended."
@@ -97,6 +101,7 @@ WORSE = "Version {canary} is worse than version {champion}: its return is {diffe
 UNMEASURED = "Which is better is not known: the results lack their standard error."
 SAME = "No difference is shown: both have the same return."
 UNSHOWN = "No difference is shown: it is {difference}, which takes about {games} games of each to show."
+LAST = "Below are its last numbers."
 NO_JOB = "No job is running here."
 REASONS = (
     LOST,
@@ -124,6 +129,7 @@ REASONS = (
     WORSE,
     SAME,
     UNSHOWN,
+    LAST,
     NO_JOB,
 )
 
@@ -187,6 +193,24 @@ def verdict_of_training(
     if verdict.state == "reached":  # it does not wait for its last env step
         return verdict
     return verdict.model_copy(update={"share": share, "left_s": left_s})
+
+
+def verdict_of_end(
+    state: Literal["finished", "interrupted", "failed"], text: str, command: str, share: float | None
+) -> VerdictDocument:
+    """The verdict on a training that has ended.
+
+    Args:
+        state, text: as in `brayx.console.overview.EndDocument`.
+        command: the command that resumes it; empty: unknown.
+        share: share of the training that is done.
+    """
+    if state == "failed":
+        return VerdictDocument(state=state, reason=LAST, cause=text, share=share)
+    if state == "finished":
+        return VerdictDocument(state=state, reason="{text}", values={"text": text}, share=1.0)
+    advice, values = RESUME if command else "", {"text": text, "command": command}
+    return VerdictDocument(state=state, reason="{text}", values=values, advice=advice, share=share)
 
 
 def verdict_of_service(

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from threading import Event
+from typing import TYPE_CHECKING, Any, Literal
 
 from brayx.errors import BrayxError, ModelError, ModelNotFound
 from brayx.jobs.champion import best_of, register_best, without_champion
@@ -94,9 +95,13 @@ class TrainResult:
             f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
             f"  {get('env_steps', 0):,.0f} env steps, {get(GAMES, 0):,.0f} games",
         ]
-        shown = ("; ".join([*self._rates(), *self._lag()]), *self.errors, *self.outcome.splitlines(), self._ended())
+        shown = ("; ".join([*self._rates(), *self._lag()]), *self.errors, *self.conclusion().splitlines())
         lines += [f"  {line}" for line in shown if line]
         return "\n".join(lines)
+
+    def conclusion(self) -> str:
+        """The end of the summary: what is registered, whether it is champion, and the reason why training ended."""
+        return "\n".join(filter(None, (self.outcome, self._ended())))
 
     def _lag(self) -> list[str]:
         lag = self.numbers.get("lag_versions")  # missing in imitation, where no version of the model acted
@@ -119,6 +124,27 @@ class TrainResult:
             f"{milliseconds(get('tick_seconds.run.p99'))} ms (p99)"
         )
         return [*rollouts, *([door] if ticks else [])]
+
+
+@dataclass
+class Ending:
+    """How a training ends, for its console, which shows it before it closes.
+
+    Attributes:
+        facts: the last facts, from when the doors close; empty until then.
+        state, text: how it has ended, and the words for the user; an empty state until then.
+        shown: all open pages show it.
+    """
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    state: Literal["", "finished", "interrupted", "failed"] = ""
+    text: str = ""
+    shown: Event = field(default_factory=Event)
+
+    def say(self, state: Literal["finished", "interrupted", "failed"], text: str) -> None:
+        """Says how it has ended; may be called from any thread."""
+        self.text = text
+        self.state = state  # last, since other threads look at it
 
 
 def end_reason(

@@ -24,7 +24,7 @@ from brayx.jobs.environments import lag_notes
 from brayx.jobs.gamecores import Gamecores, gamecores_of
 from brayx.jobs.inner_bridge import JobDoors
 from brayx.jobs.progress import Progress, error_lines, tracebacks
-from brayx.jobs.result import LATE, STEPS_THIS_RUN, TrainResult, end_reason, keep_recordings
+from brayx.jobs.result import LATE, STEPS_THIS_RUN, Ending, TrainResult, end_reason, keep_recordings
 from brayx.jobs.sources import Sources
 from brayx.jobs.watching import Watch, Watched, WatchedGamecores, last_of
 from brayx.logs import one_line
@@ -94,6 +94,7 @@ class JobTraining(abc.ABC):
         urls: URL of each open door by name.
         end: deadline for all parts to end, apart from the learner of a finished training.
         finished: the learner has ended, and was not interrupted.
+        ending: how the training ends, for the console.
     """
 
     job: JobConfig
@@ -125,6 +126,7 @@ class JobTraining(abc.ABC):
         self.urls: Mapping[str, str] = {}
         self.end = Deadline(_END_S)
         self.finished = self._has_begun = False
+        self.ending = Ending()
         self._finishing = threading.Event()
         self._keep = functools.partial(keep_recordings, self.job, time.time(), self.progress.say, self.clerk.call)
 
@@ -154,7 +156,7 @@ class JobTraining(abc.ABC):
 
     @abc.abstractmethod
     def console(self, facts: Callable[[], dict[str, Any]]) -> contextlib.AbstractContextManager[object]:
-        """The console while the job runs; ``facts`` returns what it shows of the training."""
+        """The console, until it has shown `ending`; ``facts`` returns what it shows of the training before."""
 
     def gamecores(self, doors: JobDoors | None = None) -> Gamecores:
         """The job's gamecores; ``doors`` as for `Gamecores`."""
@@ -204,7 +206,9 @@ class JobTraining(abc.ABC):
                 self.open_doors()
                 if actor is not None and actor.keys_file is not None:
                     say(f"{self.actor}.keys_file: keys are required when the job is served, not while it trains")
-                served.enter_context(self.console(self._facts))
+                self.stack.enter_context(self.console(self._facts))
+                self.stack.push(self._say_failed)
+                served.callback(self._keep_facts)  # before the doors close
                 learning.start()
                 self.wait_for_weights()
                 began, self._has_begun = time.monotonic(), True
@@ -226,20 +230,27 @@ class JobTraining(abc.ABC):
                 )
                 if self.clerk.opened() or self._numbers()[0].get("updates"):  # otherwise the error's note says all
                     say(f"interrupted{learner_note}; {trial_note}")
+                if self.clerk.opened():  # at once: after Ctrl-C the console has little time
+                    self._say_interrupted()
                 self._stop_learner()
                 if not self._has_opened():
                     error.add_note("before MLflow had started: nothing is kept")
                     raise
+                self._say_interrupted()
             except BaseException:
                 self._stop_learner()
                 if self._has_begun:  # record the error in MLflow even if it is still starting
                     self.clerk.opened(_OPENED_ON_ERROR_S)
                 raise
         try:
-            return self._result(began, seconds, summary)
+            result = self._result(began, seconds, summary)
         except KeyboardInterrupt as error:
             error.add_note(LATE)
+            self.ending.say("interrupted", LATE)
             raise
+        if self.finished:
+            self.ending.say("finished", result.conclusion())
+        return result
 
     def watch(self, sources: Sources, games: WatchedGamecores) -> None:
         """Watches until the learner's stream is over; ends the stream when no more data can arrive.
@@ -278,6 +289,8 @@ class JobTraining(abc.ABC):
         if self.finished:
             self.progress.say("writing results to MLflow")
         last, notes = self.settle()
+        if self.ending.facts:
+            self.ending.facts["numbers"] = dict(last)
         numbers = {**last, STEPS_THIS_RUN: float(sum(rollout.collected.steps for rollout in self.rollouts))}
         trial = self.clerk.trial()
         version, outcome, curve = None, "", []
@@ -304,14 +317,24 @@ class JobTraining(abc.ABC):
             reason="" if summary is None else summary.reason,
             began=began,
             errors=tuple(error_lines(numbers, notes)),
-            ended=end_reason(
-                config,
-                summary,
-                numbers,
-                trainer=only("trainer", self.job.trainers),
-                on_request=self._finishing.is_set(),
-            ),
+            ended=self._end_reason(summary, numbers),
         )
+
+    def _end_reason(self, summary: TrainingSummary | None, numbers: Mapping[str, float]) -> str:
+        trainer, on_request = only("trainer", self.job.trainers), self._finishing.is_set()
+        return end_reason(self.config, summary, numbers, trainer=trainer, on_request=on_request)
+
+    def _keep_facts(self) -> None:
+        """Keeps the last facts for the console: later the parts that know them are gone."""
+        with contextlib.suppress(BrayxError):
+            self.ending.facts = self._own_facts() | {"waits_for": "", "sessions": 0, "silent": 0, "can_stop": False}
+
+    def _say_interrupted(self) -> None:
+        self.ending.say("interrupted", self._end_reason(None, self._numbers()[0]))
+
+    def _say_failed(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, Exception):  # Ctrl-C is none
+            self.ending.say("failed", one_line(str(error)))
 
     def _keep_after_error(self, _: object, error: BaseException | None, __: object) -> None:
         """Copies recordings of a training that an error ended, since they show the cause; the doors are closed."""
@@ -350,6 +373,9 @@ class JobTraining(abc.ABC):
 
     def _facts(self) -> dict[str, Any]:
         """What the console shows of the training."""
+        return {**self._own_facts(), **self.facts()}
+
+    def _own_facts(self) -> dict[str, Any]:
         numbers, notes = self._numbers()
         return {
             "mode": "train",
@@ -365,7 +391,6 @@ class JobTraining(abc.ABC):
             "doors": dict(self.urls),
             "numbers": dict(numbers),
             "errors": error_lines(numbers, notes),
-            **self.facts(),
         }
 
     def _mark_unfinished(self, error: BaseException | None) -> None:

@@ -254,7 +254,8 @@ class _LocalTraining(JobTraining):
         live: contextlib.AbstractContextManager[LiveSessions | None] = contextlib.nullcontext()
         if self._doors is not None:
             live = contextlib.closing(LiveSessions(self._doors, self.job.drawing))
-        with console_of_training(self.job, self.uri, facts, live, self.progress.say, self.finish) as self._console:
+        given = facts, live, self.progress.say, self.finish, self.ending
+        with console_of_training(self.job, self.uri, *given) as self._console:
             yield
 
     def _closed_doors(self, learned: LocalModel) -> LocalHost:

@@ -609,9 +609,11 @@ def _lose(job: Job, page: Page, followed: Page) -> None:
 
 
 @pytest.mark.cluster
-def test_a_training_that_is_stopped_says_so_in_words(tmp_path: Path, browser: Browser) -> None:
+@pytest.mark.parametrize("finishes", [False, True])
+def test_a_training_says_how_it_has_ended(tmp_path: Path, browser: Browser, finishes: bool) -> None:
     job_folder(tmp_path)
-    options = setting(*FREE_PORTS, "console_port=0", "trainer.num_steps=1000000", "trainer.target_return=null")
+    endless = ("trainer.num_steps=1000000", "trainer.target_return=null", "trainer.target_games=1")
+    options = setting(*FREE_PORTS, "console_port=0", *endless)
     with command(tmp_path, "train", "cartpole.yaml", *options) as training, browser.new_context() as context:
         training.until(training.says("plays at tcp://"), "games play")
         match = re.search(r"the console is (http://\S+)", training.err)
@@ -624,6 +626,7 @@ def test_a_training_that_is_stopped_says_so_in_words(tmp_path: Path, browser: Br
         trial.goto(f"{console.url}/trials")
         trial.get_by_role("link", name="main", exact=True).click()
         expect(trial.get_by_role("button", name="Stop training")).to_be_visible()
+        until(lambda: console.get("/api/job")["numbers"].get("updates", 0) > 1, "it learns", WAIT_S)
         page.goto(console.url)
         said = re.compile(r"The best version is that after [\d,]+ env steps, with a return|No checkpoint has a return")
 
@@ -638,12 +641,19 @@ def test_a_training_that_is_stopped_says_so_in_words(tmp_path: Path, browser: Br
             return False
 
         until(says, "the dialog names the version", WAIT_S)
-        page.get_by_role("dialog").get_by_role("button", name="Stop it").click()
-        words = r"^Stopped\. This training has registered no version\. Resume with: brayx train cartpole\.yaml --set "
-        expect(page.get_by_text(re.compile(words))).to_be_visible()
-        expect(page.get_by_text("The job has ended", exact=True)).to_be_visible()
-        expect(page.get_by_text("Below are its last numbers.")).to_be_visible()
-        expect(page.get_by_text("none yet", exact=True)).to_have_count(0)
+        verb = "Finish: register the best version" if finishes else "Stop it"
+        page.get_by_role("dialog").get_by_role("button", name=verb).click()
+        expect(page.locator("body")).to_have_class(re.compile("brayx-told"))
+        words = "champion: cartpole version 1" if finishes else "interrupted, so no version is registered"
+        expect(page.locator("#popup")).to_contain_text(words)
+        if finishes:  # after Ctrl-C a slow MLflow may leave no time for the verdict
+            verdict = page.get_by_role("status")
+            expect(verdict.get_by_text("It has finished", exact=True)).to_be_visible()
+            expect(verdict).to_contain_text(words)
+            expect(verdict).to_contain_text("ended from the console: mean return")
+            expect(verdict.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "1")
+            expect(verdict.get_by_role("button", name="Stop training")).to_be_hidden()
         expect(trial.get_by_text("cartpole / main: ended")).to_be_visible()
-        expect(page.locator("body")).to_have_class(re.compile("brayx-ended"))
-        assert training.ended() == 130
+        expect(trial.locator("#popup")).to_contain_text(words)
+        assert training.ended() == (0 if finishes else 130)
+        assert words in training.out

@@ -54,6 +54,9 @@ CHINESE: dict[str, str] = {
     "Some games are failing": "有对局失败",
     "It is not working": "无法正常运行",
     "It has reached its target": "已达到目标",
+    "It has finished": "训练已完成",
+    "It has been interrupted": "训练已中断",
+    "It has failed": "训练失败",
     "{leader} leads": "{leader} 领先",
     "No clear leader yet": "还没有明显的领先者",
     "Serving players": "正在为玩家服务",
@@ -453,18 +456,13 @@ CHINESE: dict[str, str] = {
     "The best version is that after {steps} env steps, with a {result}, unless the last one is better.": (
         "最好的版本是第 {steps} 个环境步之后的，{result}，除非最后一个更好。"
     ),
-    "Finished.": "已完成。",
-    "`brayx console` shows what it has registered.": "可以用 `brayx console` 查看它注册了什么。",
     "It is stopping …": "正在停止 …",
     "Stopped.": "已停止。",
-    "This training has registered no version.": "这次训练没有注册任何版本。",
-    "The champion is still version {version}.": "冠军仍是版本 {version}。",
     "The job has ended": "任务已结束",
     "Below are its last numbers.": "下面是它最后的数字。",
     "`brayx console` shows it": "用 `brayx console` 查看",
     "ended": "已结束",
     "Resume with: {command}": "继续训练：{command}",
-    "the same command": "同一条命令",
     "Trial": "实验",
 }
 

@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import json
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from http import HTTPStatus
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from nicegui import background_tasks, ui
+from nicegui import Client, background_tasks, ui
 
 from brayx.console.documents import ResultDocument
 from brayx.console.page import guides
@@ -66,6 +67,9 @@ _STYLE = """
   .brayx-guide h1 { font-size: 1.6rem; } .brayx-guide h2 { font-size: 1.25rem; } .brayx-guide h3 { font-size: 1.1rem; }
   #esm-fallback { visibility: hidden; }
   .brayx-ended .q-layout { opacity: 0.45; filter: grayscale(1); pointer-events: none; }
+  .brayx-told :is(a, button) { opacity: 0.45; pointer-events: none; }
+  .brayx-told:has(.brayx-end) #popup { display: none; }
+  .brayx-told #popup > span::before { content: none; }
   .body--dark .q-btn--outline, .body--dark .q-btn--flat { --q-primary: #56b4e9; --q-negative: #f97316; }
 </style>
 """
@@ -90,13 +94,13 @@ _END = """
       popup.firstElementChild.textContent = window.brayxEnd || TEXT;
       popup.lastElementChild.textContent = "";
       for (const live of document.querySelectorAll("[data-ended]")) live.textContent = live.dataset.ended;
-      document.body.classList.add("brayx-ended");
+      document.body.classList.add(window.brayxEnd ? "brayx-told" : "brayx-ended");
     }, 1000);
   });
 </script>
 """
-"""Once nothing answers any more, replaces NiceGUI's "Trying to reconnect" by what has happened, and the text of each
-element with a property ``data-ended`` by that property."""
+"""Once nothing answers any more, replaces NiceGUI's "Trying to reconnect" by what has happened, unless the page
+itself says it, and the text of each element with a property ``data-ended`` by that property."""
 _DARK = "localStorage.getItem('brayx-dark')"
 BROWSER_S = 10.0
 """Time for an answer of the browser."""
@@ -196,12 +200,14 @@ class Panel(Generic[T]):
         self._load, self._build = load, build
         self._update: Callable[[T], None] | None = None
         self._seen_at = ""
+        self._one = asyncio.Lock()
         with ui.column().classes("w-full items-stretch gap-3"):
             self._failure = Alert().classes("w-full p-3 rounded border border-orange-700")
             self._content = ui.column().classes("w-full items-stretch gap-4")
             with self._content:
                 loading()
         self.timer = ui.timer(every_s, self.refresh, immediate=False)
+        _panels.add(self)
 
     async def first(self) -> None:
         """Waits for the first document, so that the page is sent with it; not for long."""
@@ -209,6 +215,10 @@ class Panel(Generic[T]):
 
     async def refresh(self) -> None:
         """Loads the document and shows it."""
+        async with self._one:  # otherwise an older document could be shown last
+            await self._refresh()
+
+    async def _refresh(self) -> None:
         try:
             document = await self._load()
         except BrayxError as error:
@@ -225,6 +235,24 @@ class Panel(Generic[T]):
                 self._content.clear()
                 self._update = self._build(document)
             self._update(document)
+
+
+_panels: weakref.WeakSet[Panel[Any]] = weakref.WeakSet()
+
+
+async def show_end(text: str) -> None:
+    """Shows on all open pages how the job has ended, and waits until their browsers have it."""
+
+    async def show(client: Client) -> None:
+        with client:
+            code = f"window.brayxEnd = {json.dumps(text)}"
+            await ui.run_javascript(code, timeout=BROWSER_S)  # first, since a document may take long
+            for panel in [panel for panel in _panels if not panel.timer.is_deleted and panel.timer.client is client]:
+                await panel.refresh()
+            await ui.run_javascript(code, timeout=BROWSER_S)  # its answer comes when the browser has the documents
+
+    pages = [client for client in Client.instances.values() if client.has_socket_connection]
+    await asyncio.gather(*map(show, pages), return_exceptions=True)  # a page that is gone must not keep the others
 
 
 async def control(work: Awaitable[T], done: Callable[[T], str]) -> bool:

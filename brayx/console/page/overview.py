@@ -36,7 +36,7 @@ from brayx.console.page.models import arm_listing
 from brayx.console.page.picture import Picture, PictureCard, newest_picture
 from brayx.console.page.stopping import StopButton
 from brayx.console.page.words import in_words, tr
-from brayx.console.verdict import AHEAD, CLOSE, WAITS, State, VerdictDocument
+from brayx.console.verdict import AHEAD, CLOSE, LAST, WAITS, State, VerdictDocument
 from brayx.jobs.progress import lost_of
 from brayx.metrics import significant
 from brayx.metrics.totals import BEHAVIOUR_RETURN, RETURN_ERROR, SECONDS
@@ -55,6 +55,9 @@ _STATES: dict[State, tuple[str, str]] = {
     "serving": ("Serving players", "green"),
     "idle": ("Ready for players", "blue"),
     "worse": ("The canary is worse than the champion", "amber"),
+    "finished": ("It has finished", "green"),
+    "interrupted": ("It has been interrupted", "gray"),
+    "failed": ("It has failed", "red"),
 }
 """Words and colour of each verdict."""
 _TEXT = {
@@ -178,7 +181,7 @@ class _Verdict:
         with self._box.props('role="status"'):
             self._about = ui.label().classes(f"text-sm break-words {MUTED}")
             self._state = ui.label().classes("text-2xl font-bold").mark("verdict")
-            self._reason = ui.label()
+            self._reason = ui.label().classes("whitespace-pre-wrap break-words max-w-full")
             self._cause = ui.label().classes("mono break-words max-w-full text-red-700 dark:text-red-400").mark("cause")
             self._advice = ui.label().classes("font-semibold").mark("advice")
             self._guide = ui.link(tr("Open this guide"), "")
@@ -186,10 +189,6 @@ class _Verdict:
             self._progress.props(f'instant-feedback aria-label="{tr("progress")}"')
             self._done = ui.label().classes(f"text-sm {MUTED}")
             self._stop = StopButton(caller)
-        until_end(self._state, tr("The job has ended"))
-        until_end(self._reason, tr("Below are its last numbers."))
-        for label in (self._advice, self._done):
-            until_end(label, "")
         self._colour = ""
 
     def show(self, job: JobDocument, overview: OverviewDocument) -> None:
@@ -219,6 +218,10 @@ class _Verdict:
         self._progress.set_value(verdict.share or 0.0)
         done = "" if verdict.share is None else tr("{share} done", share=f"{verdict.share:.0%}")
         self._done.set_text(", ".join(filter(None, (done, _left(job, verdict)))))
+        self._box.classes(add="brayx-end" if job.end else "")
+        ended = (tr("The job has ended"), tr(LAST), "", "")
+        for label, text in zip((self._state, self._reason, self._advice, self._done), ended, strict=True):
+            until_end(label, label.text if job.end else text)
 
 
 class _Tiles:

@@ -1,25 +1,24 @@
-"""The button that stops the job's training, and what its page says afterwards."""
+"""The button that stops the job's training."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 from collections.abc import AsyncIterator
 
 from nicegui import ui
 
 from brayx.console.documents import DoneDocument
-from brayx.console.overview import JobDocument, OverviewDocument, RatedDocument
+from brayx.console.overview import JobDocument
 from brayx.console.page.caller import ApiCaller
-from brayx.console.page.frame import BROWSER_S, confirmed, control, number, result_text, until_end
+from brayx.console.page.frame import confirmed, control, number, result_text
 from brayx.console.page.words import tr
 from brayx.console.trials import BestDocument
 from brayx.errors import BrayxError
 from brayx.metrics.totals import BEHAVIOUR_RETURN
 
 _STORE_S = 2.0
-"""Time for what the words need from MLflow: a slow store must not keep a training from being stopped."""
+"""Time for what the question needs from MLflow: a slow store must not keep a training from being stopped."""
 
 
 class StopButton(ui.button):
@@ -39,22 +38,11 @@ class StopButton(ui.button):
         chosen = await confirmed(f"{question}\n{registers}", tr("Stop it"), finish)
         if not chosen:
             return
-        until_end(self, tr("Stopped."))
-        champion: RatedDocument | None = None
-        async with _in_time():
-            champion = (await self._caller.get(OverviewDocument, "/api/job/overview")).champion
-        # The browser gets its last words first, since the console may end before anything else reaches it.
-        shown = tr("`brayx console` shows what it has registered.")
-        finished = " ".join(filter(None, (tr("Finished."), registers, shown)))
-        last = json.dumps(finished if chosen == finish else _last_words(job, champion))
-        await ui.run_javascript(f"window.brayxEnd = {last}", timeout=BROWSER_S)
         register = str(chosen == finish).lower()
         call = self._caller.post(DoneDocument, f"/api/trials/{job.run_id}/stop?register={register}")
-        if await control(call, lambda _: ""):  # the page's last words say it
+        if await control(call, lambda _: ""):  # the page shows how it ends
             self.disable()
             self.set_text(tr("It is stopping …"))
-        else:
-            ui.run_javascript("window.brayxEnd = ''")
 
     async def _registers(self, job: JobDocument) -> str:
         """Which version the training registers if it is finished; empty: that of several behaviours, or not known in
@@ -84,12 +72,3 @@ async def _in_time() -> AsyncIterator[None]:
     with contextlib.suppress(BrayxError, TimeoutError):
         async with asyncio.timeout(_STORE_S):
             yield
-
-
-def _last_words(job: JobDocument, champion: RatedDocument | None) -> str:
-    """What the page says once the training has stopped."""
-    crowned = "" if job.league else tr("This training has registered no version.")  # a league registers as it trains
-    if champion is not None:
-        crowned += " " + tr("The champion is still version {version}.", version=champion.version)
-    resume = tr("Resume with: {command}", command=job.command or tr("the same command"))
-    return " ".join(filter(None, (tr("Stopped."), crowned.strip(), resume)))

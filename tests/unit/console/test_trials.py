@@ -19,6 +19,7 @@ from brayx.console.page.home import running
 from brayx.console.page.trials import differing, is_straight, key_charts
 from brayx.console.source import Source
 from brayx.console.trials import TrialDocument
+from brayx.jobs.result import Ending
 from brayx.tracking import Trial
 
 
@@ -67,6 +68,24 @@ async def test_a_training_has_a_curve_and_a_verdict_before_mlflow_has_its_points
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             overview = (await client.get("/api/job/overview")).json()
     assert (overview["verdict"]["state"], overview["curve"]) == ("learning", early)
+
+
+async def test_a_training_that_has_ended_keeps_its_facts_and_says_how(tracking_db: str) -> None:
+    ending = Ending({"mode": "train", "project": "p", "num_steps": 10, "numbers": {"env_steps": 5.0}})
+    with linked(ConsoleJob(dict, can_stop=True, ending=ending)) as channel:
+        transport = httpx.ASGITransport(create_app(Source(tracking_db, "p", channel=channel)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            before = (await client.get("/api/job")).json()
+            assert (before["end"], channel.ask("ending")) == (None, None)
+            ending.say("failed", "KeyError: 'velocity'")
+            job, overview = [(await client.get(f"/api/job{part}")).json() for part in ("", "/overview")]
+        assert not ending.shown.is_set()
+        channel.ask("shown")
+    assert ending.shown.is_set()
+    assert (before["can_stop"], job["can_stop"]) == (True, False)
+    assert job["end"] == {"state": "failed", "text": "KeyError: 'velocity'"}
+    verdict = overview["verdict"]
+    assert (verdict["state"], verdict["cause"], verdict["share"]) == ("failed", "KeyError: 'velocity'", 0.5)
 
 
 async def test_the_home_page_names_the_trials_that_other_processes_train(tracking_db: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from brayx.console import verdict
-from brayx.console.verdict import VerdictDocument, verdict_of_service, verdict_of_training
+from brayx.console.verdict import VerdictDocument, verdict_of_end, verdict_of_service, verdict_of_training
 from brayx.metrics.totals import RETURN_ERROR
 
 PLAYED = {"env_steps": 50_000.0, "env_steps_per_s": 1_000.0, "games": 500.0, "games_in_window": 100.0}
@@ -148,6 +148,15 @@ def test_a_league_has_a_leader_and_no_return() -> None:
     leading = judged(PLAYED | points, flat, league=True)
     assert (leading.state, leading.reason) == ("leading", verdict.LEADS)
     assert leading.values == {"leader": "main", "points": 1310}
+
+
+def test_a_training_that_has_ended_is_done_or_says_how_it_goes_on() -> None:
+    finished = verdict_of_end("finished", "champion: {g} version 2", "brayx train g.yaml", 0.3)
+    assert (finished.state, finished.text, finished.share) == ("finished", "champion: {g} version 2", 1.0)
+    interrupted = verdict_of_end("interrupted", "interrupted", "brayx train g.yaml", 0.3)
+    assert interrupted.advice.format(**interrupted.values) == "Resume with: brayx train g.yaml"
+    assert (interrupted.text, interrupted.share) == ("interrupted", 0.3)
+    assert verdict_of_end("interrupted", "interrupted", "", 0.3).advice == ""
 
 
 def test_a_service_serves_is_idle_or_fails() -> None:
