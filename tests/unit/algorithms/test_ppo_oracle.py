@@ -111,7 +111,7 @@ def test_decoupling_changes_nothing_without_lag(case):
     for ppo in (a, b):
         torch.manual_seed(1)  # of the minibatches
         ppo.update(batch, 0.0)
-    same(parameters(a), parameters(b))
+    same(parameters(a.module), parameters(b.module))
 
 
 def test_an_update_is_not_cut_short_by_the_one_before():
@@ -121,9 +121,9 @@ def test_an_update_is_not_cut_short_by_the_one_before():
     batch["reward"][:] = 100.0
     for decoupled, moves in ((False, False), (True, True)):
         ppo = make("raw advantage", decoupled=decoupled, value_coef=0.0)
-        before = parameters(ppo)
+        before = parameters(ppo.module)
         ppo.update(batch, 0.0)
-        assert moves != all(torch.equal(before[name], after) for name, after in parameters(ppo).items())
+        assert moves != all(torch.equal(before[name], after) for name, after in parameters(ppo.module).items())
 
 
 @pytest.mark.parametrize("accumulate", [2, 3, 1000])

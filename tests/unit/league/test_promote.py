@@ -169,6 +169,7 @@ def test_a_trial_records_the_leagues_options(tracking_db: str) -> None:
     assert recorded.gate == CONFIG.gate.model_copy(update={"min_games": 300})
     expected = {name: player.model_copy(update={"trainer": {}}) for name, player in config.players.items()}
     assert recorded.players == expected
-    assert _players(tracking_db, trial.run_id).keys() == expected.keys()
+    name, players = _players(tracking_db, trial.run_id)
+    assert (name, players.keys()) == ("four-model", expected.keys())
     with pytest.raises(LeagueError, match="no league options"):
         recorded_league(Trial.open("four", "plain", tracking_db))
