@@ -1,19 +1,30 @@
-"""Modules of a job whose model has one weight: its agent answers with that and its version, which is its return."""
+"""Modules of jobs whose model has one weight for each value."""
 
-MODEL = """
+
+def scale_model(outputs: str, size: int = 1) -> str:
+    """A module with ``build_model``, whose forward gives ``outputs``.
+
+    Args:
+        outputs: an expression of ``obs`` and ``self.factor``.
+        size: number of values in each of these.
+    """
+    return f"""
 import numpy as np, torch
 
 class Scale(torch.nn.Module):
     def __init__(self):
         super().__init__()
-        self.factor = torch.nn.Parameter(torch.zeros(1))
+        self.factor = torch.nn.Parameter(torch.zeros({size}))
 
     def forward(self, obs):
-        return obs * self.factor
+        return {outputs}
 
 def build_model(name, config):
-    return Scale(), (np.zeros((1, 1), np.float32),)
+    return Scale(), (np.zeros((1, {size}), np.float32),)
 """
+
+
+MODEL = scale_model("obs * self.factor")
 AGENT = """
 import numpy as np
 from brayx import Agent, forward, record
@@ -27,3 +38,4 @@ class VersionAgent(Agent):
     async def on_session_end(self, reason):
         record("episode_return", 10.0 * self.version)
 """
+"""Answers with the weight and its version, and records ten times that as its return."""

@@ -18,22 +18,10 @@ from brayx.league.ratings import FIRST_POINTS, POINTS_PER_MU, Rating
 from brayx.league.snapshots import Snapshot
 from brayx.tracking import Trial, promote
 from brayx.tracking.registry import register_files
+from tests.scale_job import scale_model
 
 PROJECT = "served-league"
-MODEL = """
-import numpy as np, torch
-
-class Scale(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.factor = torch.nn.Parameter(torch.zeros(1))
-
-    def forward(self, obs):
-        return {"value": obs * self.factor, "logits": obs * torch.tensor([2.0, 0.0])}
-
-def build_model(name, config):
-    return Scale(), (np.zeros((1, 1), np.float32),)
-"""
+MODEL = scale_model('{"value": obs * self.factor, "logits": obs * torch.tensor([2.0, 0.0])}')
 AGENT = """
 import numpy as np
 from brayx import Agent, forward

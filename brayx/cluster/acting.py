@@ -28,6 +28,7 @@ from brayx.cluster.weights import WeightSubscriber, fetch_weights
 from brayx.engines import refuse_frozen
 from brayx.errors import BrayxError, ConfigError, ModelError
 from brayx.gamecore.contract import Contract
+from brayx.jobs.models import parts_of
 from brayx.league.config import LeagueConfig
 from brayx.model.arms import WeightSource
 from brayx.model.build import acting_model
@@ -186,8 +187,7 @@ async def _buffers(spec: ActorSpec, runtime: ActorRuntime, recorder: HubClient) 
 
 def _learned_buffers(config: Mapping[str, Any]) -> set[str]:
     """The buffers that a job's learner learns from; those of an evaluation are read seldom."""
-    trainers = [part for part in config.values() if isinstance(part, Mapping) and part.get("kind") == "trainer"]
-    return {buffer for trainer in trainers for buffer in trainer["buffers"]}
+    return {buffer for trainer in parts_of(config, "trainer").values() for buffer in trainer["buffers"]}
 
 
 async def _caught_up(buffers: Sequence[RemoteBuffer], longest_s: float) -> None:

@@ -84,7 +84,7 @@ def _watched(
     from brayx.console.job import console_of_training
     from brayx.jobs.config import JobConfig
     from brayx.jobs.progress import error_lines
-    from brayx.jobs.result import Ending
+    from brayx.jobs.result import Ending, training_facts
     from brayx.local.train import LocalTraining
 
     newest: dict[str, float] = {"rollout_workers": chosen["num_workers"]}
@@ -94,18 +94,7 @@ def _watched(
         progress(update, env_steps, numbers)
 
     def facts() -> dict[str, Any]:
-        return {
-            "mode": "train",
-            "project": job["project"],
-            "trial": job["trial"],
-            "run_id": clerk.trial().run_id if clerk.opened() else "",
-            "early_curve": clerk.early_curve(),
-            "num_steps": training.num_steps,
-            "target_return": training.target_return,
-            "target_games": training.target_games,
-            "numbers": dict(newest),
-            "errors": error_lines(dict(newest), running.run.notes),
-        }
+        return training_facts(job["project"], job["trial"], clerk, training, newest.copy(), running.run.notes)
 
     shown, no_door, ending = JobConfig.of(job, ""), contextlib.nullcontext(), Ending()
     with (

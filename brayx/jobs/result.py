@@ -9,12 +9,12 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Event
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from brayx.errors import BrayxError, ModelError, ModelNotFound
 from brayx.jobs.champion import best_of, register_best, without_champion
 from brayx.jobs.config import JobConfig, pool_name
-from brayx.jobs.progress import milliseconds, number, standing
+from brayx.jobs.progress import error_lines, milliseconds, number, standing
 from brayx.logs import one_line
 from brayx.metrics import games_text, significant
 from brayx.metrics.totals import FAILED_IN_WINDOW, GAMES, SECONDS
@@ -25,6 +25,8 @@ from brayx.trainer.config import TrainerConfig
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from brayx.tracking.clerk import Clerk
+    from brayx.tracking.in_process import InProcessClerk
     from brayx.trainer.loop import TrainingSummary
 
 LATE = "after training, while its results were written: the same command resumes this trial"
@@ -124,6 +126,47 @@ class TrainResult:
             f"{milliseconds(get('tick_seconds.run.p99'))} ms (p99)"
         )
         return [*rollouts, *([door] if ticks else [])]
+
+
+class Goal(Protocol):
+    """Options that say when a training ends, see `brayx.trainer.config.TrainerConfig`."""
+
+    @property
+    def num_steps(self) -> int: ...
+    @property
+    def target_return(self) -> float | None: ...
+    @property
+    def target_games(self) -> int: ...
+
+
+def training_facts(
+    project: str,
+    trial: str,
+    clerk: Clerk | InProcessClerk,
+    goal: Goal,
+    numbers: Mapping[str, float],
+    notes: Mapping[str, str],
+) -> dict[str, Any]:
+    """What a console shows of any training: values of `brayx.console.overview.JobDocument`.
+
+    Args:
+        project, trial: their names.
+        clerk: writes the trial.
+        goal: when it ends.
+        numbers, notes: the newest snapshot of its metrics.
+    """
+    return {
+        "mode": "train",
+        "project": project,
+        "trial": trial,
+        "run_id": clerk.trial().run_id if clerk.opened() else "",
+        "early_curve": clerk.early_curve(),
+        "num_steps": goal.num_steps,
+        "target_return": goal.target_return,
+        "target_games": goal.target_games,
+        "numbers": dict(numbers),
+        "errors": error_lines(numbers, notes),
+    }
 
 
 @dataclass

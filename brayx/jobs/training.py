@@ -24,7 +24,7 @@ from brayx.jobs.environments import lag_notes
 from brayx.jobs.gamecores import Gamecores, gamecores_of
 from brayx.jobs.inner_bridge import JobDoors
 from brayx.jobs.progress import Progress, error_lines, tracebacks
-from brayx.jobs.result import LATE, STEPS_THIS_RUN, Ending, TrainResult, end_reason, keep_recordings
+from brayx.jobs.result import LATE, STEPS_THIS_RUN, Ending, TrainResult, end_reason, keep_recordings, training_facts
 from brayx.jobs.sources import Sources
 from brayx.jobs.watching import Watch, Watched, WatchedGamecores, last_of
 from brayx.logs import one_line
@@ -376,22 +376,9 @@ class JobTraining(abc.ABC):
         return {**self._own_facts(), **self.facts()}
 
     def _own_facts(self) -> dict[str, Any]:
-        numbers, notes = self._numbers()
-        return {
-            "mode": "train",
-            "project": self.job.project,
-            "trial": self.name,
-            "run_id": self.clerk.trial().run_id if self.clerk.opened() else "",
-            "early_curve": self.clerk.early_curve(),
-            "league": bool(self.job.leagues),
-            "num_steps": self.config.num_steps,
-            "target_return": self.config.target_return,
-            "target_games": self.config.target_games,
-            "waits_for": f"the learner {self.learning.state()}",
-            "doors": dict(self.urls),
-            "numbers": dict(numbers),
-            "errors": error_lines(numbers, notes),
-        }
+        facts = training_facts(self.job.project, self.name, self.clerk, self.config, *self._numbers())
+        waits_for = f"the learner {self.learning.state()}"
+        return {**facts, "league": bool(self.job.leagues), "waits_for": waits_for, "doors": dict(self.urls)}
 
     def _mark_unfinished(self, error: BaseException | None) -> None:
         """Records in MLflow that an error or Ctrl-C ended the trial, if the trial exists by now."""

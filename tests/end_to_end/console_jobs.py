@@ -19,24 +19,12 @@ from brayx.gamecore.client import Client
 from brayx.jobs.config import JobConfig
 from brayx.local.serving import Serving
 from brayx.tracking import Trial, register
+from tests.scale_job import scale_model
 from tests.waiting import until
 
 PROJECT = "watched"
 WAIT_S = 30.0
-MODEL = """
-import numpy as np, torch
-
-class Scale(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.factor = torch.nn.Parameter(torch.zeros(2))
-
-    def forward(self, obs):
-        return {"logits": obs * self.factor, "value": obs.sum(-1)}
-
-def build_model(name, config):
-    return Scale(), (np.zeros((1, 2), np.float32),)
-"""
+MODEL = scale_model('{"logits": obs * self.factor, "value": obs.sum(-1)}', 2)
 AGENT = """
 import numpy as np
 from brayx import Agent, Step, forward, record

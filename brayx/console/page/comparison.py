@@ -132,7 +132,6 @@ class Compare:
                 self._results[reference] = in_words(judged(version, standings), served_result(version.tags))
         if chosen in self._versions.get(self._model.value, {}):
             self._version.set_value(chosen)
-
             ui.run_javascript(f"getHtmlElement({self._choice.id}).scrollIntoView()")
             await self._press()
 

@@ -117,6 +117,7 @@ class _Model:
     def __init__(self, caller: ApiCaller, name: str) -> None:
         self._caller, self._name = caller, name
         self._versions: list[VersionDocument] = []
+        self._champion: VersionDocument | None = None
         with ui.row().classes("w-full items-center justify-between"):
             heading(name)
             self._back = ui.button(icon="undo", on_click=self._roll_back).props("outline")
@@ -141,6 +142,7 @@ class _Model:
     def show(self, model: ModelDocument, seen: _Seen) -> None:
         """Shows the model's versions."""
         self._versions = model.versions
+        self._champion = next((version for version in model.versions if "champion" in version.aliases), None)
         self._seen, self._promotion = seen, AliasMoves(self._caller, model, seen.job, seen.standings)
         self._back.set_visibility(model.before is not None)
         self._back.set_text(tr("Roll back to {version}", version=model.before or ""))
@@ -151,8 +153,8 @@ class _Model:
         self._older.set_visibility(bool(older))
 
     def _lead(self, row: Judged) -> TableCell:
-        champion = next((version for version in self._versions if "champion" in version.aliases), row.version)
-        lead = None if champion is row.version else row.lead_over(champion)
+        champion = self._champion
+        lead = None if champion is None or champion is row.version else row.lead_over(champion)
         return TableCell("-", None) if lead is None else TableCell(lead_text(lead), lead.mean)
 
     def _actions(self, row: Judged) -> dict[str, str]:
@@ -168,9 +170,8 @@ class _Model:
 
     def _rival(self, row: Judged) -> int | None:
         """The version that one is compared with: the champion, which is compared with the newest other one."""
-        others = [version.version for version in self._versions if version.version != row.key]
-        champions = [version.version for version in self._versions if "champion" in version.aliases]
-        return next((version for version in [*champions, *others] if version != row.key), None)
+        first = [] if self._champion is None else [self._champion]
+        return next((rival.version for rival in [*first, *self._versions] if rival.version != row.key), None)
 
     async def _act(self, version: int, action: str) -> None:
         if action == _COMPARE:
