@@ -303,7 +303,12 @@ class _Fork:
             # Otherwise the fork and the other children would never see this process close its ends.
             for pipe in (outgoing, incoming, *(end for child in _started for end in child.ends)):
                 os.close(pipe)
-            _run(Channel(their_incoming, their_outgoing), words)
+            # A fork lacks the threads with which its parent's thread computed, and would wait for them in vain; a new
+            # thread has its own.
+            thread = threading.Thread(target=_run, args=(Channel(their_incoming, their_outgoing), words))
+            thread.start()
+            thread.join()
+            sys.exit(1)  # `_run` does not return
 
         self._process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
         self._process.start()

@@ -16,7 +16,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+"""On Linux: microseconds of CPU, or ``max``, in a period of so many."""
 _LOOK_S = 0.005
 _WIND_UP_S = 0.2
 
@@ -125,8 +128,14 @@ else:
     import fcntl
 
     def cores() -> int:
-        """Number of cores that this process may use."""
-        return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+        """Number of cores that this process may use: of a container with a limit of CPUs, that many."""
+        if sys.platform != "linux":
+            return os.cpu_count() or 1
+        allowed = len(os.sched_getaffinity(0))
+        with contextlib.suppress(OSError, ValueError):  # no control groups, and "max", no limit
+            quota, period = map(int, _QUOTA.read_text().split())
+            allowed = max(1, min(allowed, quota // period))
+        return allowed
 
     def can_fork() -> bool:
         """Whether a fork of this process would work. Only the forking thread continues in it, so locks that other

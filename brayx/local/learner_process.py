@@ -56,8 +56,7 @@ def learner_child(job: JobConfig) -> Child | None:
         return None
     if any(map(normalises, job.rollouts.values())):
         raise ConfigError("trainer.where is child, expected process: rollouts that normalise share its moments")
-    # A fork must not use what torch does with several threads or a GPU.
-    return Child(__name__, forks=config.threads == 1 and not config.use_gpu)
+    return Child(__name__, forks=not config.use_gpu)  # CUDA does not work in a fork
 
 
 @dataclass
@@ -181,7 +180,7 @@ class _Parent(Recorder):
         about, weights = self._ask("begin")
         job = JobConfig.of(about["job"], about["folder"])
         config = job.trainers[only("trainer", job.trainers)]
-        torch.set_num_threads(config.threads)  # before the first operation: a fork must not use several
+        torch.set_num_threads(config.threads or 1)
         torch.manual_seed(job.seed)
         model = job.models[config.model]
         module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, about["job"])

@@ -182,7 +182,7 @@ class LocalTraining:
         self._stop = stop or threading.Event()
         self._reason: Reason = "stream_ended"
         torch.manual_seed(training.seed)
-        torch.set_num_threads(training.threads)
+        torch.set_num_threads(training.threads or 1)
         self.envs = make_envs(
             env, training.num_envs, vectorization=training.vectorization, options=training.env_options
         )

@@ -70,7 +70,7 @@ class LocalTrainee:
         totals = clerk.totals()
         self.numbers = LocalNumbers(totals, config.x_axis)
         self.numbers.listen(clerk.push)
-        torch.set_num_threads(config.threads)
+        torch.set_num_threads(config.threads or 1)
         torch.manual_seed(job.seed)
         module, forward_args, _ = built_to_learn(config, config.model, model.module, job.folder, as_dict)
         if (weights := initial_weights(config, job.files_folder, clerk.call, lambda: module)) is not None:

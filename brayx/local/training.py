@@ -106,7 +106,7 @@ class Training(BaseModel):
     env_options: Mapping[str, Any] = _same(RolloutComponent, "env_options")
     engine: ActingEngine = "onnx"
     """Engine that acts."""
-    threads: int = _same(TrainerConfig, "threads")
+    threads: int | None = _same(TrainerConfig, "threads")
     use_gpu: bool = _same(TrainerConfig, "use_gpu")
     evaluation_episodes: Annotated[int, Field(ge=0)] = 0
     """Greedy episodes played after training."""

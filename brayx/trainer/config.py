@@ -75,8 +75,9 @@ class TrainerConfig(BaseModel):
     """CPUs that Ray reserves for a rank."""
     use_gpu: bool = False
     """A GPU for each rank; with ``process``, one for the job's process."""
-    threads: Annotated[int, Field(ge=1, le=256)] = 1
-    """Threads of torch in a rank."""
+    threads: Annotated[int, Field(ge=1, le=256)] | None = None
+    """Threads of torch in a rank. null: 1; with convolutions the value of OMP_NUM_THREADS, which is an actor's CPUs on
+    Ray, or a thread for each core."""
     max_failures: Annotated[int, Field(ge=0)] = 3
     """With ``train``: maximum restarts within an hour: of dead ranks, from the newest checkpoint, and of ranks that
     cannot start."""

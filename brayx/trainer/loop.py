@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -19,6 +20,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import nn
 
+from brayx import systems
 from brayx.actor.agent import Services
 from brayx.algorithms.adam import EPS, Adam
 from brayx.algorithms.build import build, check_batch, failure
@@ -175,8 +177,8 @@ class LearnerLoop:
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
         """The context of `learn`: what learns, from the newest checkpoint if there is one; errors as for `run`."""
-        torch.set_num_threads(self.config.threads)
-        threadpool_limits(self.config.threads, "blas")  # NumPy's threads take 15 times the CPU for small layers
+        torch.set_num_threads(self.config.threads or _threads(self.module))
+        threadpool_limits(self.config.threads or 1, "blas")  # NumPy's take 15 times the CPU for small layers
         self._resumed = self._build()
         device, state_at = self._ranks.device, state_argument(self.module)
         handle = self._hooks.handled if self._hooks.handle is not None else None
@@ -453,3 +455,11 @@ def _score(newest: Mapping[str, float], games: int) -> PolicyScore | None:
     refilled = window + newest.get(FAILED_IN_WINDOW, 0) >= min(total - window, WINDOW_GAMES)
     enough = total >= games and window >= min(games, WINDOW_GAMES) and refilled
     return PolicyScore(mean, window, newest.get(RETURN_ERROR)) if enough and mean is not None else None
+
+
+def _threads(module: nn.Module) -> int:
+    """Threads of torch by default. They pay for convolutions; smaller layers wait for them longer than they compute."""
+    if not any(isinstance(part, nn.Conv2d) for part in module.modules()):
+        return 1
+    chosen = os.environ.get("OMP_NUM_THREADS", "")
+    return max(1, int(chosen)) if chosen.isdecimal() else systems.cores()

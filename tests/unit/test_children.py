@@ -244,6 +244,34 @@ def test_a_fork_shares_what_is_imported_and_ends_as_other_children_do(tmp_path: 
     until(lambda: is_gone(int(ran.stdout)), "it ends", 30.0)
 
 
+COMPUTES = """
+import sys, torch
+from brayx.children import Child
+
+sys.modules["computes"] = sys.modules["__main__"]
+
+def main(parent):
+    parent.serve(lambda: compute())
+
+def compute():
+    torch.set_num_threads(2)
+    images = torch.ones(8, 3, 64, 64)
+    return torch.conv2d(images, torch.ones(4, 3, 8, 8)).sum().item()
+
+here = compute()
+child = Child("computes", forks=True)
+child.start()
+assert child.ask() == here
+child.end(60.0)
+assert child.death == "ended with exit code 0", child.death
+"""
+
+
+def test_a_fork_computes_with_several_threads_as_its_parent_did() -> None:
+    ran = subprocess.run([sys.executable, "-c", COMPUTES], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def is_gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

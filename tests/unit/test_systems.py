@@ -46,6 +46,18 @@ def test_the_client_and_the_local_host_have_the_types_of_other_systems(platform:
     assert not errors, "\n".join(errors)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="control groups are Linux's")
+@pytest.mark.parametrize(
+    ("quota", "cores"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("1600000 100000", 8), (None, 8)]
+)
+def test_cores_of_a_container(quota: str | None, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(systems, "_QUOTA", tmp_path / "cpu.max")
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota + "\n")
+    assert systems.cores() == cores
+
+
 def test_a_pipe_is_readable_once_something_is_in_it_or_it_is_closed() -> None:
     incoming, outgoing = os.pipe()
     try:
