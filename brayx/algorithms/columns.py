@@ -20,7 +20,7 @@ TURN = "turn"
 """Key of a bool ``[B, T + 1]``: the step is the agent's own move. Only turn-based games have it."""
 _PIECE_ROWS = 2048
 """`in_pieces` never limits a piece to fewer steps than this, unless `_PIECE_BYTES` does."""
-_PIECE_BYTES = 8 * 2**20
+_PIECE_BYTES = 2 * 2**20
 """Limit on the observation bytes of a piece on a CPU. Images become four times larger as floats, and
 repeated allocation of more memory than that costs as much as the network itself."""
 
