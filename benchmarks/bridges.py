@@ -54,9 +54,7 @@ PINS = {
     "godot": ("godot-rl==0.8.2",),
     "unity": ("mlagents==1.1.0", "mlagents-envs==1.1.0", "cattrs==1.5.0", "setuptools==80.9.0"),
 }
-TARGETS = {"godot": 1.5, "unity": 1.5, "cartpole": 475.0}
-"""Mean return of the last 100 episodes, whose time is measured."""
-UNROLL, MINIBATCH, EPOCHS, LEARNING_RATE, ENTROPY = 64, 128, 10, 1e-3, 1e-4
+UNROLL, MINIBATCH, ENTROPY = 64, 128, 1e-4
 """Recipe of all trainers: a batch has `UNROLL` transitions of each agent."""
 _CARTPOLE = {
     "actor.episode_length": 32,
@@ -92,6 +90,21 @@ class Case(NamedTuple):
     game: str
     agents: int
     picture: bool = False
+
+    @property
+    def target(self) -> float:
+        """Mean return of the last 100 episodes, whose time is measured."""
+        return 475.0 if self.game == "cartpole" else 1.8 if self.picture else 1.5
+
+    @property
+    def epochs(self) -> int:
+        """Passes over a batch. Ten with pictures learn nothing, neither here nor by Stable-Baselines3."""
+        return 4 if self.picture else 10
+
+    @property
+    def learning_rate(self) -> float:
+        """Of all trainers."""
+        return 3e-4 if self.picture else 1e-3
 
     @property
     def title(self) -> str:
@@ -255,7 +268,7 @@ def _packed(rows: Sequence[tuple[int, float, int, Any]]) -> bytes:
     return head + b"".join([row.tobytes() for row in obs])
 
 
-def train_godot_rl(build: str, steps: int, seed: int, batch: int) -> None:
+def train_godot_rl(case: Case, build: str, steps: int, seed: int) -> None:
     """Trains as godot_rl's own `stable_baselines_training` does, with this benchmark's recipe."""
     import torch
     from godot_rl.wrappers.stable_baselines_wrapper import StableBaselinesGodotEnv
@@ -263,16 +276,17 @@ def train_godot_rl(build: str, steps: int, seed: int, batch: int) -> None:
     from stable_baselines3.common.utils import set_random_seed
     from stable_baselines3.common.vec_env.vec_monitor import VecMonitor
 
-    torch.set_num_threads(1)
+    if not case.picture:
+        torch.set_num_threads(1)  # faster than torch's own choice, which is for pictures
     set_random_seed(seed)  # PPO's option would seed the environments, which godot_rl refuses
     env = VecMonitor(StableBaselinesGodotEnv(env_path=build, seed=seed, port=_free_port()))
     model = PPO(
         "MultiInputPolicy",
         env,
-        n_steps=batch // env.num_envs,
+        n_steps=UNROLL,
         batch_size=MINIBATCH,
-        n_epochs=EPOCHS,
-        learning_rate=LEARNING_RATE,
+        n_epochs=case.epochs,
+        learning_rate=case.learning_rate,
         ent_coef=ENTROPY,
         device="cpu",
     )
@@ -294,18 +308,18 @@ def train_mlagents(words: Sequence[str]) -> None:
     learn()
 
 
-def mlagents_config(steps: int, batch: int) -> dict[str, Any]:
+def mlagents_config(case: Case, steps: int) -> dict[str, Any]:
     """The file of ``mlagents-learn``, with this benchmark's recipe."""
     behaviour = {
         "trainer_type": "ppo",
         "hyperparameters": {
             "batch_size": MINIBATCH,
-            "buffer_size": batch,
-            "learning_rate": LEARNING_RATE,
+            "buffer_size": UNROLL * case.agents,
+            "learning_rate": case.learning_rate,
             "beta": ENTROPY,
             "epsilon": 0.2,
             "lambd": 0.95,
-            "num_epoch": EPOCHS,
+            "num_epoch": case.epochs,
             "learning_rate_schedule": "constant",
         },
         "network_settings": {"hidden_units": 64, "num_layers": 2, "vis_encode_type": "nature_cnn"},
@@ -338,10 +352,10 @@ def brayx_words(case: Case, folder: Path, build: Path, steps: int, seed: int, ov
             "network.normalise": False,
             "buffer.batch_size": case.agents,
             "trainer.algorithm.minibatch_size": MINIBATCH,
-            "trainer.algorithm.epochs": EPOCHS,
+            "trainer.algorithm.epochs": case.epochs,
             "trainer.algorithm.entropy_coef": ENTROPY,
             "trainer.algorithm.kl_target": "null",
-            "trainer.learning_rate": LEARNING_RATE,
+            "trainer.learning_rate": case.learning_rate,
         }
     options["actor.gamecores"] = json.dumps([{"command": command, "num": num, "door": "tcp"}])
     settings = [*(f"{name}={value}" for name, value in options.items()), *overrides]
@@ -361,7 +375,6 @@ def run(case: Case, side: str, seed: int, steps: int, peers: Path, overrides: Se
         play = f"-m {_MODULE} --play {case.game} --agents {case.agents}{picture} --course {shlex.quote(str(course))}"
         build.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} {play} "$@"\n')
         build.chmod(0o755)
-        batch = UNROLL * case.agents
         environment, folders = {FILE: str(stamp)}, []
         if side == BRAYX:
             (folder / "mlflow.db").write_bytes(_new_database())
@@ -370,10 +383,11 @@ def run(case: Case, side: str, seed: int, steps: int, peers: Path, overrides: Se
             folders = [peers / case.game]
             words = ["-m", _MODULE, "--trainer", case.game]
             if case.game == "godot":
-                words += ["--build", str(build), "--steps", f"{steps}", "--seeds", f"{seed}", "--batch", f"{batch}"]
+                words += ["--build", str(build), "--steps", f"{steps}", "--seeds", f"{seed}"]
+                words += ["--agents", f"{case.agents}", *["--picture"] * case.picture]
             else:
                 config = folder / "config.yaml"
-                config.write_text(json.dumps(mlagents_config(steps, batch)))
+                config.write_text(json.dumps(mlagents_config(case, steps)))
                 words += [str(config), "--env", str(build), "--no-graphics", "--torch-device", "cpu"]
                 words += ["--seed", f"{seed}", "--base-port", f"{_free_port()}", "--results-dir", str(folder / "out")]
         ran = run_process(words, environment, folders)
@@ -382,7 +396,7 @@ def run(case: Case, side: str, seed: int, steps: int, peers: Path, overrides: Se
         if case.game == "cartpole":
             return outcome(points_of(folder), ran, float(stamp.read_text()))
         points = [Point(*json.loads(line)) for line in course.read_text().splitlines()]
-        result = outcome(points, ran, points[0].time_s, target=TARGETS[case.game])
+        result = outcome(points, ran, points[0].time_s, target=case.target)
         # Until the game's end, and of the steps learned from: a game may play ahead of its learner.
         ended_s = points[-1].time_s
         cpu_us = 1e6 * (ran.cpu_at(ended_s) - ran.cpu_at(points[0].time_s)) / steps
@@ -497,7 +511,6 @@ def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[s
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     parser.add_argument("--picture", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--course", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
     options, words = parser.parse_known_args(argv)
     if words and not options.play and not options.trainer:
         parser.error(f"unrecognized arguments: {' '.join(words)}")
@@ -512,7 +525,7 @@ def _run_part(options: argparse.Namespace, words: Sequence[str]) -> None:
     """Runs a part of a benchmark's run: a game or a peer's trainer."""
     agents, seed = options.agents[0], options.seeds[0]
     if options.trainer == "godot":
-        train_godot_rl(options.build, options.steps, seed, options.batch)
+        train_godot_rl(Case("godot", agents, options.picture), options.build, options.steps, seed)
     elif options.trainer:
         train_mlagents(words)
     elif options.play == "cartpole":
