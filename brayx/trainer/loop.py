@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
@@ -16,11 +15,9 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import torch
 from threadpoolctl import threadpool_limits
 from torch import nn
 
-from brayx import systems
 from brayx.actor.agent import Services
 from brayx.algorithms.adam import EPS, Adam
 from brayx.algorithms.build import build, check_batch, failure
@@ -36,6 +33,7 @@ from brayx.tracking.pending import Keeper
 from brayx.trainer import checkpoint
 from brayx.trainer.checkpoint import Counters, Normaliser
 from brayx.trainer.config import TrainerConfig
+from brayx.trainer.cores import Cores
 from brayx.trainer.evaluation import Evaluator
 from brayx.trainer.hooks import Hooks, WithLoss
 from brayx.trainer.prefetch import Prefetch, Prepare, Ready
@@ -177,7 +175,7 @@ class LearnerLoop:
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
         """The context of `learn`: what learns, from the newest checkpoint if there is one; errors as for `run`."""
-        torch.set_num_threads(self.config.threads or _threads(self.module))
+        self._cores, self._lag = Cores(self.module, self.config.threads), 0.0
         threadpool_limits(self.config.threads or 1, "blas")  # NumPy's take 15 times the CPU for small layers
         self._resumed = self._build()
         device, state_at = self._ranks.device, state_argument(self.module)
@@ -327,6 +325,7 @@ class LearnerLoop:
         """Updates from a batch; returns the measured values, and the number of steps learned from."""
         algorithm = self._algorithm
         check_batch(self.config.algorithm, ready.tensors)
+        self._cores.begin(ready.ready_at_s if self._lag else None)  # without a lag nothing acts during updates
         # The first moments come before the first update, when the policy depends on no observation yet. Later ones come
         # after it: a batch is learned from as it was acted.
         first = is_fresh(self.module)
@@ -361,7 +360,7 @@ class LearnerLoop:
     def _record(self, ready: Ready, measured: dict[str, float], learned: int, seconds: float) -> None:
         version = self._counters.policy_version
         if learned and self.config.algorithm.imitates != "everything":  # no version of this model acted
-            measured["lag_versions"] = self._version_at_start - _version(ready.batch)
+            self._lag = measured["lag_versions"] = self._version_at_start - _version(ready.batch)
         self._version_at_start = version
         for name, value in (measured | {"updates": 1, "policy_version": version, "update_seconds": seconds}).items():
             self.numbers.add(name if name in METRICS else f"learner/{name}", value)
@@ -455,11 +454,3 @@ def _score(newest: Mapping[str, float], games: int) -> PolicyScore | None:
     refilled = window + newest.get(FAILED_IN_WINDOW, 0) >= min(total - window, WINDOW_GAMES)
     enough = total >= games and window >= min(games, WINDOW_GAMES) and refilled
     return PolicyScore(mean, window, newest.get(RETURN_ERROR)) if enough and mean is not None else None
-
-
-def _threads(module: nn.Module) -> int:
-    """Threads of torch by default. They pay for convolutions; smaller layers wait for them longer than they compute."""
-    if not any(isinstance(part, nn.Conv2d) for part in module.modules()):
-        return 1
-    chosen = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, int(chosen)) if chosen.isdecimal() else systems.cores()

@@ -96,17 +96,7 @@ def batches(count, act=None, seed=0, extras=None):
 
 
 def run(
-    folder,
-    count=6,
-    newest=None,
-    seed=0,
-    stream=None,
-    ranks=None,
-    algorithm=None,
-    parts=None,
-    took=None,
-    module=None,
-    **options,
+    folder, count=6, newest=None, seed=0, stream=None, ranks=None, algorithm=None, parts=None, took=None, **options
 ):
     torch.manual_seed(seed)
     parts = {"hooks": options.pop("hooks", None), "eval_batches": options.pop("evaluate", None), **(parts or {})}
@@ -130,7 +120,7 @@ def run(
 
     summary = LearnerLoop(
         config,
-        module or ActorCritic(3, 2, hidden=(16,)),
+        ActorCritic(3, 2, hidden=(16,)),
         (np.zeros((1, 3), np.float32),),
         batches=stream if stream is not None else batches(count),
         took=took or (lambda: batches_taken.append(1)),

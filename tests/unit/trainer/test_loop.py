@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from brayx import systems
 from brayx.algorithms.impala import ImpalaConfig
 from brayx.algorithms.mixed import MixedConfig
 from brayx.algorithms.ppo import PPOConfig
@@ -75,25 +74,6 @@ def test_turns_of_a_fragment_reach_the_algorithm(tmp_path, own):
     first, last = weights.published[0][2], weights.published[-1][2]
     moved = {name.split(".")[0] for name in first if np.abs(last[name] - first[name]).max() > 1e-6}
     assert moved == ({"value"} if own == "none" else {"policy", "value"})
-
-
-@pytest.mark.parametrize(
-    ("convolves", "variable", "threads", "expected"),
-    [(False, "3", None, 1), (False, "3", 2, 2), (True, "3", None, 3), (True, "3", 2, 2), (True, "", None, 5)],
-)
-def test_convolutions_get_more_threads(tmp_path, monkeypatch, convolves, variable, threads, expected):
-    monkeypatch.setenv("OMP_NUM_THREADS", variable)
-    monkeypatch.setattr(systems, "cores", lambda: 5)
-    module, used = ActorCritic(3, 2, hidden=(16,)), []
-    if convolves:
-        module.eye = torch.nn.Conv2d(1, 1, 1)
-    took = lambda: used.append(torch.get_num_threads())  # noqa: E731
-    before = torch.get_num_threads()
-    try:
-        run(tmp_path, count=1, module=module, took=took, threads=threads)
-    finally:
-        torch.set_num_threads(before)
-    assert used == [expected]
 
 
 def test_it_stops_at_num_steps_and_leaves_the_rest_of_the_stream(tmp_path):
