@@ -110,6 +110,7 @@ class NetworkKeys(Section):
     vis_encode_type: Annotated[
         Literal["simple", "nature_cnn", "resnet", "match3", "fully_connected"],
         To("network.convolutions", {"nature_cnn": "nature", "resnet": "impala"}.get),
+        Lost("the layers are chosen by the picture's size", harmless=("simple", "nature_cnn", "resnet")),
     ] = "simple"
     memory: MemoryKeys | None = None
     goal_conditioning_type: Annotated[

@@ -69,6 +69,7 @@ behaviors:
     hyperparameters: {beta_schedule: linear, epsilon_schedule: linear}
     network_settings:
       memory: {sequence_length: 32, memory_size: 256}
+      vis_encode_type: match3
       goal_conditioning_type: hyper
       deterministic: true
     reward_signals:
@@ -185,6 +186,7 @@ def test_every_other_key_is_taken_or_named(tmp_path: Path) -> None:
     noted = [line.partition(": ")[0] for line in options.notes]
     assert set(noted) == {
         f"{behaviour}.hyperparameters.beta_schedule",
+        f"{behaviour}.network_settings.vis_encode_type",
         f"{behaviour}.network_settings.goal_conditioning_type",
         f"{behaviour}.network_settings.deterministic",
         "engine_settings.no_graphics_monitor",
