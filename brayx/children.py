@@ -24,6 +24,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn
 
 from brayx import systems
@@ -167,7 +168,8 @@ class Child(Channel):
         files: file descriptors that the child gets under the same numbers.
         finishes: if this process ends, the child finishes what it does first; otherwise it exits at once.
         forks: fork this process instead of starting Python again, where that is possible (`systems.can_fork`). A fork
-            runs at once, since it shares what is imported with this process, and gets no ``variables``.
+            runs at once, since it shares what is imported with this process, and gets no ``variables``; its function
+            does not run in its main thread.
         restart_s: minimum time between a start and the second after it: a child that died is restarted at once, but not
             in a loop.
         **variables: environment variables to set in addition to those of this process.
@@ -305,10 +307,8 @@ class _Fork:
                 os.close(pipe)
             # A fork lacks the threads with which its parent's thread computed, and would wait for them in vain; a new
             # thread has its own.
-            thread = threading.Thread(target=_run, args=(Channel(their_incoming, their_outgoing), words))
-            thread.start()
-            thread.join()
-            sys.exit(1)  # `_run` does not return
+            with ThreadPoolExecutor(1, thread_name_prefix="brayx-fork") as pool:
+                pool.submit(_run, Channel(their_incoming, their_outgoing), words).result()
 
         self._process = multiprocessing.get_context("fork").Process(target=run, daemon=True)
         self._process.start()

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
-"""On Linux: microseconds of CPU, or ``max``, in a period of so many."""
+"""File of Linux's control groups, version 2: the microseconds of CPU allowed, or ``max``, and their period."""
 _LOOK_S = 0.005
 _WIND_UP_S = 0.2
 
@@ -128,7 +128,7 @@ else:
     import fcntl
 
     def cores() -> int:
-        """Number of cores that this process may use: of a container with a limit of CPUs, that many."""
+        """Number of cores that this process may use: in a container with a limit of CPUs, at most that."""
         if sys.platform != "linux":
             return os.cpu_count() or 1
         allowed = len(os.sched_getaffinity(0))

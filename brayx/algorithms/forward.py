@@ -8,7 +8,7 @@ episode or column, and its own state in between.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import optree
@@ -30,12 +30,16 @@ class LearnerForward:
         module: takes the observation (its leaves, if that is a tuple) and, if recurrent, the argument ``state``. A
             recurrent module that also takes ``carry`` (see `brayx.nets.lstm`) gets whole sequences in one call;
             otherwise it is called once per step.
+
+    Attributes:
+        before: called before each forward.
     """
 
     def __init__(self, module: nn.Module) -> None:
         inner = module.module if isinstance(module, DistributedDataParallel) else module
         self._module = module
         self._state_at = state_argument(inner)
+        self.before: Callable[[], None] | None = None
         self._takes_carry = "carry" in inspect.signature(inner.forward).parameters
 
     @property
@@ -51,6 +55,8 @@ class LearnerForward:
             state: state stored before each step, ``[T, N, ...]``; only if recurrent.
             carry: the result of `carries`, ``[T, N]``; only if recurrent.
         """
+        if self.before is not None:
+            self.before()
         if self._state_at is None:
             outputs: Outputs = self._module(*obs) if isinstance(obs, tuple) else self._module(obs)
             return outputs

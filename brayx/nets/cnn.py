@@ -28,6 +28,8 @@ class _Convolution(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype != torch.uint8:
             return super().forward(x)
+        if torch.is_autocast_enabled(x.device.type) and torch.get_autocast_dtype(x.device.type) == torch.float16:
+            return super().forward(x.float() * (1 / 255))  # float16 has no room for gradients of unscaled pixels
         # Scales the weights, because pixels are many, and bytes are exact in bfloat16.
         return F.conv2d(x.float(), self.weight * (1 / 255), self.bias, self.stride, self.padding)
 

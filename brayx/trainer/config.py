@@ -76,8 +76,8 @@ class TrainerConfig(BaseModel):
     use_gpu: bool = False
     """A GPU for each rank; with ``process``, one for the job's process."""
     threads: Annotated[int, Field(ge=1, le=256)] | None = None
-    """Threads of torch in a rank. null: 1; with convolutions one for each core, or as many as OMP_NUM_THREADS says,
-    which on Ray is an actor's CPUs, and one fewer while games play."""
+    """Threads of torch in a rank. null: 1; for pictures one for each core, or as many as OMP_NUM_THREADS says, which
+    Ray sets to an actor's CPUs, at least 1; and one fewer while games at doors play."""
     max_failures: Annotated[int, Field(ge=0)] = 3
     """With ``train``: maximum restarts within an hour: of dead ranks, from the newest checkpoint, and of ranks that
     cannot start."""

@@ -1,49 +1,61 @@
-"""How many of the machine's cores a learner's module computes on."""
+"""How many of the machine's cores a learner computes on."""
 
 from __future__ import annotations
 
 import os
 import time
+import weakref
+from typing import Any
 
+import numpy as np
+import optree
 import torch
-from torch import nn
 
 from brayx import systems
 
+_PIXELS = 1024
+"""Numbers of an observation with three axes that count as a picture: 32 x 32."""
+_learners: weakref.WeakSet[Cores] = weakref.WeakSet()
+
 
 class Cores:
-    """Sets the number of torch's threads of a learner.
+    """Sets the number of torch's threads of a learner, in its own thread.
 
-    By default smaller layers get one, since threads wait for each other longer than such a layer computes. Convolutions
-    get all cores; but while games play, one fewer, because each operation waits for its slowest thread, and so for one
-    that shares its core with a game. Games wait for the learner once they have played a batch, so they play for the
-    first part of an update, about as long as for the last batch.
+    By default it is 1, since threads wait for each other longer than a small layer computes. Learners of pictures share
+    all cores; but while games play, each takes one fewer: an operation waits for its slowest thread, and so for one
+    that shares its core with a game. Games at doors wait for the learner once they have played a batch, so they play
+    for the first part of an update, about as long as for the last batch.
 
     Args:
-        module: the learner's.
+        forward_args: example arguments of the module.
         threads: number of threads at all times; None: the default.
     """
 
-    def __init__(self, module: nn.Module, threads: int | None) -> None:
-        self._most = threads or _most(module)
+    def __init__(self, forward_args: tuple[Any, ...], threads: int | None) -> None:
+        self._threads = threads or (None if _has_picture(forward_args) else 1)
         self._played_until = self._began = 0.0
-        torch.set_num_threads(self._most)
-        if threads is None and self._most > 1:
-            module.register_forward_pre_hook(self._choose)
+        _learners.add(self)
+        self.choose()
 
     def begin(self, ready_at_s: float | None) -> None:
-        """An update begins with a batch that became ready then, as a Unix time; None: it is not known when."""
+        """An update begins with a batch that became ready then, as a Unix time; None: nothing was played meanwhile."""
         now = time.time()
         played_s = 0.0 if ready_at_s is None else max(ready_at_s - self._began, 0.0)
         self._began, self._played_until = now, now + played_s
 
-    def _choose(self, *_: object) -> None:
-        if not torch.compiler.is_compiling():  # an export
-            torch.set_num_threads(self._most - (time.time() < self._played_until))
+    def choose(self) -> None:
+        """Sets the number for now. Call it before each forward."""
+        if self._threads is not None:
+            return torch.set_num_threads(self._threads)
+        chosen = os.environ.get("OMP_NUM_THREADS", "")
+        cores = (int(chosen) if chosen.isdecimal() else systems.cores()) // max(1, len(_learners))
+        return torch.set_num_threads(max(1, cores - (time.time() < self._played_until)))
+
+    def end(self) -> None:
+        """Leaves its cores to other learners."""
+        _learners.discard(self)
 
 
-def _most(module: nn.Module) -> int:
-    if not any(isinstance(part, nn.Conv2d) for part in module.modules()):
-        return 1
-    chosen = os.environ.get("OMP_NUM_THREADS", "")
-    return max(1, int(chosen)) if chosen.isdecimal() else systems.cores()
+def _has_picture(forward_args: tuple[Any, ...]) -> bool:
+    arrays = map(np.asarray, optree.tree_leaves(forward_args))  # type: ignore[arg-type]
+    return any(array.ndim > 3 and array[0].size >= _PIXELS for array in arrays)

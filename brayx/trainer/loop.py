@@ -175,8 +175,8 @@ class LearnerLoop:
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
         """The context of `learn`: what learns, from the newest checkpoint if there is one; errors as for `run`."""
-        self._cores, self._lag = Cores(self.module, self.config.threads), 0.0
-        threadpool_limits(self.config.threads or 1, "blas")  # NumPy's take 15 times the CPU for small layers
+        self._cores, self._lag = Cores(self.forward_args, self.config.threads), 0.0
+        threadpool_limits(self.config.threads or 1, "blas")  # NumPy's threads take 15 times the CPU for small layers
         self._resumed = self._build()
         device, state_at = self._ranks.device, state_argument(self.module)
         handle = self._hooks.handled if self._hooks.handle is not None else None
@@ -186,8 +186,11 @@ class LearnerLoop:
         self._began = time.monotonic() - self._counters.seconds
         with self._recording():  # for its threads
             self._evaluation = Evaluator(self.config, self.module, evaluated, to_evaluate, self._hooks)
-        with self._evaluation:
-            yield
+        try:
+            with self._evaluation:
+                yield
+        finally:
+            self._cores.end()
 
     def learn(self, batches: Iterator[Batch]) -> Reason:
         """Learns from a stream until it ends, or the steps or the target are reached; errors as for `run`."""
@@ -239,6 +242,7 @@ class LearnerLoop:
         wrapped = ranks.wrap(module)
         with_loss = WithLoss(wrapped, self._hooks) if self._hooks.loss is not None else wrapped
         self._algorithm = build(config.algorithm, with_loss, self._optimizer, ranks)
+        self._algorithm.forward.before = self._cores.choose
         if restored is not None:
             restored.go_on(self._algorithm, ranks.rank)
             if self.resumed is not None:
@@ -325,7 +329,7 @@ class LearnerLoop:
         """Updates from a batch; returns the measured values, and the number of steps learned from."""
         algorithm = self._algorithm
         check_batch(self.config.algorithm, ready.tensors)
-        self._cores.begin(ready.ready_at_s if self._lag else None)  # without a lag nothing acts during updates
+        self._cores.begin(ready.ready_at_s if self._lag else None)  # None: what it learned from was not ahead
         # The first moments come before the first update, when the policy depends on no observation yet. Later ones come
         # after it: a batch is learned from as it was acted.
         first = is_fresh(self.module)

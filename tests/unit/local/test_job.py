@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
+from brayx import systems
 from brayx.errors import ConfigError
 from brayx.jobs.config import JobConfig
 from brayx.jobs.shipped import TEMPLATES
@@ -42,7 +42,7 @@ def test_all_obstacles_are_named_at_once(tmp_path: Path) -> None:
         "games: {kind: rollout, env: CartPole-v1, model: right, buffer: buffer, num_workers: 64, cpus_per_worker: 64}\n"
     )
     obstacles = beyond_local(JobConfig.load(tmp_path / "job.yaml"))
-    cpus = len(os.sched_getaffinity(0))
+    cpus = systems.cores()
     reserved = f"the workers of games reserve 4096 CPUs, and this machine has {cpus}"
     assert obstacles == [reserved, "left.num_workers is 2"]
 

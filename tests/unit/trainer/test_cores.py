@@ -1,18 +1,19 @@
-"""`brayx.trainer.cores` with real layers and a clock that the test sets."""
+"""`brayx.trainer.cores` with a clock that the test sets."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
 from brayx import systems
 from brayx.trainer.cores import Cores
 
-CONVOLUTIONS = nn.Sequential(nn.Conv2d(1, 1, 1), nn.ReLU())
+VECTOR, BOARD = np.zeros((1, 84), np.float32), np.zeros((1, 3, 8, 8), np.float32)
+PICTURE = {"camera": np.zeros((1, 84, 84, 3), np.uint8), "obs": VECTOR}
 
 
 @pytest.fixture(autouse=True)
@@ -23,23 +24,39 @@ def threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("module", "variable", "given", "expected"),
+    ("obs", "variable", "given", "expected"),
     [
-        (nn.Linear(1, 1), "3", None, 1),
-        (nn.Linear(1, 1), "3", 2, 2),
-        (CONVOLUTIONS, "3", None, 3),
-        (CONVOLUTIONS, "3", 2, 2),
-        (CONVOLUTIONS, "", None, 5),
-        (CONVOLUTIONS, "4,2", None, 5),
+        (VECTOR, "3", None, 1),
+        (BOARD, "3", None, 1),
+        (VECTOR, "3", 2, 2),
+        (PICTURE, "3", None, 3),
+        (PICTURE, "3", 2, 2),
+        (PICTURE, "", None, 5),
+        (PICTURE, "4,2", None, 5),
+        (PICTURE, "0", None, 1),
     ],
 )
-def test_convolutions_get_more_threads(
-    module: nn.Module, variable: str, given: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
+def test_learners_of_pictures_get_all_cores(
+    obs: object, variable: str, given: int | None, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", variable)
     monkeypatch.setattr(systems, "cores", lambda: 5)
-    Cores(module, given)
+    cores = Cores((obs,), given)
     assert torch.get_num_threads() == expected
+    cores.end()
+
+
+def test_several_learners_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "6")
+    first, second = Cores((PICTURE,), None), Cores((PICTURE,), None)
+    first.choose()
+    assert torch.get_num_threads() == 3
+    second.end()
+    first.choose()
+    assert torch.get_num_threads() == 6
+    first.end()
+    first.choose()
+    assert torch.get_num_threads() == 6
 
 
 @pytest.mark.parametrize("given", [None, 3])
@@ -47,25 +64,23 @@ def test_games_have_a_core_while_they_play(given: int | None, monkeypatch: pytes
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     now = 1000.0
     monkeypatch.setattr(time, "time", lambda: now)
-    used: list[int] = []
+    cores = Cores((PICTURE,), given)
 
-    class Sees(nn.Conv2d):
-        def forward(self, x: Tensor) -> Tensor:
-            used.append(torch.get_num_threads())
-            return super().forward(x)
+    def used() -> int:
+        cores.choose()
+        return torch.get_num_threads()
 
-    module, image = nn.Sequential(Sees(1, 1, 1)), torch.zeros(1, 1, 4, 4)
-    cores = Cores(module, given)
+    fewer = 2 if given is None else 3
     cores.begin(None)
-    module(image)
+    assert used() == 3
     now = 1020.0
     cores.begin(1005.0)  # played for 5 s of the last update, and so of this one
-    module(image)
+    assert used() == fewer
     now = 1024.9
-    module(image)
+    assert used() == fewer
     now = 1025.1
-    module(image)
+    assert used() == 3
     now = 1030.0
     cores.begin(None)
-    module(image)
-    assert used == ([3, 2, 2, 3, 3] if given is None else [3] * 5)
+    assert used() == 3
+    cores.end()
