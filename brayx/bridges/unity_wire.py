@@ -182,6 +182,19 @@ class UnityBehaviour:
         )
         self._branches = [part.name for part in self.contract.discrete]
 
+    def check_same(self, announced: pb.Behaviour, agents: Sequence[pb.Agent]) -> None:
+        """Checks the behaviour as it is announced again, with those of its agents that are in the same call.
+
+        Raises:
+            BadBody: its actions are others, or what the first of ``agents`` observes; names the fields.
+        """
+        if agents:
+            again = UnityBehaviour(announced, agents[0]).contract
+        else:
+            again = Contract.parse({**self.contract.as_dict(), "actions": list(_actions(announced))})
+        if differences := again.differences(self.contract):
+            raise BadBody(f"behaviour {announced.name!r} changed while the game runs: {'; '.join(differences)}")
+
     def step(self, agent: pb.Agent, info: Mapping[str, float] | None = None) -> AgentStep:
         """An agent's step, from its message.
 

@@ -266,10 +266,13 @@ def test_calls_that_begin_wrongly(
 
 def test_unknown_second_and_changed_behaviours(service: ContractService, capsys: pytest.CaptureFixture[str]) -> None:
     changed = agents_message({BEHAVIOUR: [one(1)]}, [behaviour(branches=[3])])
+    changed_before_its_agents_come = agents_message({}, [behaviour(branches=[3])])
+    differs = "'Chaser' changed while the game runs: actions.branch_0.size is 3, expected 2"
     unknown = agents_message({"Ghost": [one(2)]})
     with Bridge(service) as bridge:
         for message, line in (
-            (changed, "'Chaser' changed while the game runs: actions.branch_0.size is 3, expected 2"),
+            (changed, differs),
+            (changed_before_its_agents_come, differs),
             (unknown, "behaviour 'Ghost' has agents before it is announced"),
         ):
             with connected(bridge) as caller:
