@@ -21,8 +21,6 @@ from brayx.errors import ConfigError, StartupError
 from brayx.guard import GamecoreGuard
 from brayx.restarts import RestartTimes
 
-MENDED = "again once that is mended"
-"""When to start a game by hand that was closed because of its own fault."""
 _END_S = 3.0
 
 
@@ -46,6 +44,13 @@ def words_of(command: str) -> list[str]:
     if not words:
         raise ConfigError("the command is empty, expected the path of a build, such as ./build.x86_64")
     return words
+
+
+def after_fault(*, by_hand: bool) -> str:
+    """What to do about a game that was closed because of its own fault: the end of the line that says so."""
+    if by_hand:
+        return "; press Play again once that is mended"
+    return "; mend the project and export it again: a build that ends is started again by itself"
 
 
 def add_options(parser: argparse.ArgumentParser, *, listen: int | None, ports: str, headless: bool) -> None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from brayx.bridges import engine
-from brayx.bridges.builds import MENDED, Builds, add_options, words_of
+from brayx.bridges.builds import Builds, add_options, after_fault, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
 from brayx.bridges.godot_wire import PORT, GodotGame, GodotStep
 from brayx.errors import BadBody, BrayxError, ConfigError
@@ -114,8 +114,7 @@ class GodotBridge:
             await self._play_episodes(game, name, agents)
             await agents.break_off()
         except BrayxError as error:
-            again = "" if self._command else f"; press Play {MENDED}"
-            game.say(f"was closed: {error.message}{again}")
+            game.say(f"was closed: {error.message}{after_fault(by_hand=self._command is None)}")
             await agents.break_off()
         finally:
             game.close()

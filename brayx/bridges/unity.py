@@ -25,7 +25,7 @@ from typing import Any
 import grpc
 
 from brayx.bridges import engine
-from brayx.bridges.builds import MENDED, Builds, add_options, words_of
+from brayx.bridges.builds import Builds, add_options, after_fault, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
 from brayx.bridges.unity_settings import GameSettings
 from brayx.bridges.unity_wire import (
@@ -34,6 +34,7 @@ from brayx.bridges.unity_wire import (
     GO_ON,
     MAX_MESSAGE_BYTES,
     PATH,
+    UNMODIFIED,
     UnityBehaviour,
     actions_message,
     parse_message,
@@ -73,7 +74,7 @@ class UnityPort:
         self, run: EngineRun, name: str, *, by_hand: bool = False, seed: int = 0, settings: GameSettings | None = None
     ) -> None:
         self._run, self._name, self._seed = run, name, seed
-        self._to_go_on, self._again = (f"; press Play {when}" if by_hand else "" for when in ("to go on", MENDED))
+        self._to_go_on, self._again = "; press Play to go on" if by_hand else "", after_fault(by_hand=by_hand)
         self._settings = settings or GameSettings()
         self._agents = EngineAgents(run)
         self._lock = asyncio.Lock()
@@ -160,7 +161,7 @@ class UnityPort:
     async def _greet(self, hello: pb.Hello, peer: str) -> pb.Message:
         if self.is_playing:
             self._former = self._peer
-            await self._leave(f"{self._name} calls again; its previous game ended without notice")
+            await self._leave(f"{self._name} calls again; its previous game ended without notice: its log may say why")
         answer = welcome(hello, self._seed, self._settings.num_areas)
         self._peer, self._calls = peer, 1
         self.has_left.clear()
@@ -219,7 +220,7 @@ class UnityPort:
     def _new_behaviour(self, name: str, agent: pb.Agent) -> UnityBehaviour:
         announced = self._announced.get(name)
         if announced is None:
-            raise ProtocolError(f"behaviour {name!r:.80} has agents before it is announced")
+            raise ProtocolError(f"behaviour {name!r:.80} has agents before it is announced: {UNMODIFIED}")
         behaviour = UnityBehaviour(announced, agent)
         self._run.say(f"{self._name} plays {described(behaviour.contract)}")
         self._behaviours[name] = behaviour

@@ -47,6 +47,7 @@ _MOST_RECENT, _SUM = 1, 2
 _PNG = b"\x89PNG\r\n\x1a\n"
 _TRANSLATION, _VARIABLE = 2, 4
 """Bits of an observation's dimensions."""
+UNMODIFIED = "use the package com.unity.ml-agents unmodified"
 _UPDATE = "update the package com.unity.ml-agents in the project to 2.0 or newer"
 
 
@@ -126,7 +127,7 @@ def statistics(side_channel: bytes) -> dict[str, float]:
             value, kind = struct.unpack_from("<fi", payload, 4 + length)
         except struct.error:
             raise ProtocolError(
-                "a statistic of the game is cut off: expected its name, value and aggregation"
+                f"a statistic of the game is cut off, expected its name, value and aggregation: {UNMODIFIED}"
             ) from None
         if math.isfinite(value):
             values.setdefault(name, []).append(value)
@@ -146,7 +147,9 @@ def _channels(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         size = int.from_bytes(data[first + 16 : first + 20], "little", signed=True)
         end = first + 20 + size
         if size < 0 or end > len(data):
-            raise ProtocolError(f"a side channel's message has {size} bytes, but {len(data) - first - 20} are there")
+            raise ProtocolError(
+                f"a side channel's message has {size} bytes, but {len(data) - first - 20} are there: {UNMODIFIED}"
+            )
         yield data[first : first + 16], data[first + 20 : end]
         first = end
 

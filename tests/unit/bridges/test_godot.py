@@ -188,6 +188,7 @@ def test_a_games_fault_is_one_line_and_the_next_game_plays(
             lines = capsys.readouterr().err.splitlines()
             (said,) = [said for said in lines if "was closed: " in said]
             assert line in said
+            assert said.endswith("; press Play again once that is mended")
         assert play(agents=2, spoil=quits_after(2)) == "quit"
     wait_for_ends(service)
     assert len(service.sessions[-1].ticks) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+import shlex
 import socket
 import sys
 import threading
@@ -187,7 +188,7 @@ def test_a_game_that_crashed_is_followed_by_another(
         with connected(bridge) as caller:
             caller.call(agents_message({BEHAVIOUR: [one(1)]}, [behaviour()]))
             caller.call(leaving())
-    assert "calls again; its previous game ended without notice" in said(capsys)
+    assert "calls again; its previous game ended without notice: its log may say why" in said(capsys)
     assert [len(session.ticks) for session in service.sessions] == [1, 1]
 
 
@@ -243,6 +244,7 @@ def test_faults_of_a_game_are_said_in_one_line(
         assert len(lines) == 1
         assert "the game was refused and told to quit: " in lines[0]
         assert line in lines[0]
+        assert lines[0].endswith("; press Play again once that is mended")
         with connected(bridge) as caller:  # the bridge goes on
             assert caller.call(agents_message({BEHAVIOUR: [one(1)]}, [behaviour()])).header.status == 200
             caller.call(leaving())
@@ -264,6 +266,15 @@ def test_calls_that_begin_wrongly(
     assert line in said(capsys)
 
 
+def test_a_fault_of_a_build_says_what_to_do(service: ContractService, capsys: pytest.CaptureFixture[str]) -> None:
+    command = shlex.join([sys.executable, "-c", "input()"])  # the calls are the test's
+    with Bridge(service, command=command) as bridge, Caller(bridge.port) as caller:
+        assert caller.call(hello("0.15.0")).header.status == 400
+    assert "to 2.0 or newer; mend the project and export it again: a build that ends is started again by itself" in (
+        said(capsys)
+    )
+
+
 def test_unknown_second_and_changed_behaviours(service: ContractService, capsys: pytest.CaptureFixture[str]) -> None:
     changed = agents_message({BEHAVIOUR: [one(1)]}, [behaviour(branches=[3])])
     changed_before_its_agents_come = agents_message({}, [behaviour(branches=[3])])
@@ -273,7 +284,7 @@ def test_unknown_second_and_changed_behaviours(service: ContractService, capsys:
         for message, line in (
             (changed, differs),
             (changed_before_its_agents_come, differs),
-            (unknown, "behaviour 'Ghost' has agents before it is announced"),
+            (unknown, "'Ghost' has agents before it is announced: use the package com.unity.ml-agents unmodified"),
         ):
             with connected(bridge) as caller:
                 first = agents_message({BEHAVIOUR: [one(1)]}, [behaviour()])

@@ -77,7 +77,7 @@ def test_statistics() -> None:
     assert statistics(b"") == {}
     whole = statistic("mean", 1.0)
     for end in range(1, len(whole)):
-        with pytest.raises(ProtocolError):
+        with pytest.raises(ProtocolError, match="unmodified"):
             statistics(whole[:end])
     negative = whole[:16] + struct.pack("<i", -1) + whole[20:]
     with pytest.raises(ProtocolError, match="-1 bytes"):
