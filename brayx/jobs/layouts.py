@@ -23,6 +23,8 @@ import torch
 from torch import Tensor, nn
 
 from brayx.actions import greedy
+from brayx.engines.base import Tolerance
+from brayx.engines.export import compare, peak
 from brayx.engines.exporter import trace
 from brayx.engines.onnx import open_session
 from brayx.engines.torch import describe, frozen_copy
@@ -35,8 +37,6 @@ from brayx.nets.recurrent import STATE
 from brayx.spaces import MASK
 from brayx.types import NestedArray
 
-TOLERANCE = 1e-5
-"""Largest difference of an action from the served one, relative to 1 or to the action if that is larger."""
 _ROWS, _STEPS = 64, 5
 """Games in which a file is compared, and steps of each."""
 _POLICY = ("logits", "mean", "log_std", "tanh_mean")
@@ -400,7 +400,7 @@ def _compared(layout: EngineLayout, proto: bytes) -> float:
     memory.
 
     Raises:
-        EngineMismatch: an action differs by more than `TOLERANCE`; or a choice, whose logit is less by as much.
+        EngineMismatch: an action, or the logit of a choice, differs by more than `Tolerance` allows an engine.
     """
     session, rng = open_session(proto, 1), np.random.default_rng(1)
     contract, state_spec = layout.contract, layout.spec.state
@@ -433,22 +433,22 @@ def _difference(layout: EngineLayout, decided: Mapping[str, np.ndarray], policy:
     contract, worst = layout.contract, 0.0
     served = [named_actions(contract, action) for action in greedy(policy)]
     for part in contract.actions:
-        wanted, got = np.array([action[part.name] for action in served]), decided[part.name]
+        got = decided[part.name]
         if part.kind == "discrete":
             heads = policy["logits"] if isinstance(policy["logits"], tuple | list) else (policy["logits"],)
             logits = heads[contract.discrete.index(part)]
-            taken = logits[np.arange(len(logits)), got - part.start]
-            error = (logits.max(-1) - taken) / np.maximum(1, np.abs(taken))
+            want, got = logits.max(-1), logits[np.arange(len(logits)), got - part.start]
         else:
-            difference = np.abs(got - wanted)
-            worst = max(worst, float(difference.max()))
-            error = (difference / np.maximum(1, np.abs(wanted))).max(-1)
-        if not error.max() <= TOLERANCE:
-            row = int(error.argmax())
+            # The noise of float32 grows with the sums and the bounds: compare on the model's scale, as engines are.
+            want, half = np.array([action[part.name] for action in served]), part.bounds[2]
+            worst = max(worst, float(np.abs(got - want).max()))
+            want, got = want / half, got / half
+        (error,) = compare([got], [want], Tolerance(), [peak(want)])
+        if not error.excess <= 0:
             raise EngineMismatch(
-                f"layout {layout.name}: the file differs from what brayx serves: {part.name} is {got[row]}, expected "
-                f"{wanted[row]}, at step {step}",
+                f"layout {layout.name}: the file differs from what brayx serves: {part.name}, {error}, at step {step}",
                 leaf=part.name,
+                **error.measured(),
                 step=step,
             )
     return worst
