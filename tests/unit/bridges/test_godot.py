@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -232,13 +234,19 @@ def test_a_port_that_is_taken_is_named(service: ContractService) -> None:
 
 
 def test_builds_are_started_with_the_engines_flags_and_again_when_they_end(
-    service: ContractService, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    service: ContractService, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("brayx.restarts._FIRST_S", 0.01)
     monkeypatch.setattr("brayx.restarts.LAST_S", 0.01)
-    command = f"{BUILD} --quit-after=6 --limit=3 --agents=1"
+    starts = tmp_path / "starts"
+    command = f"""sh -c 'echo "$*" >> {starts}; exec {BUILD} --quit-after=6 --limit=3 --agents=1 "$@"' build"""
     words = ["--url", service.urls["tcp"], "--command", command, "--num", "2", "--games", "5", "--seed", "3", "--json"]
-    assert godot.main([*words, "--speedup", "8"]) == 0
+    assert godot.main([*words, "--speedup", "8", "--action-repeat", "4", "--fixed-fps", "60"]) == 0
+    flags = "--disable-render-loop --headless --fixed-fps 60 --action_repeat=4 --speedup=8"
+    ports, others = zip(*(line.split(" ", 1) for line in starts.read_text().splitlines()), strict=True)
+    assert {*others} == {f"--env_seed={seed} {flags}" for seed in (3, 4)}
+    assert len({*ports}) == 2
+    assert all(re.fullmatch(r"--port=\d+", port) for port in ports)
     printed = capsys.readouterr()
     games = [json.loads(line) for line in printed.out.splitlines()]
     assert len(games) == 5

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -42,7 +43,7 @@ class Bridge:
     """A bridge in a thread.
 
     Attributes:
-        port: where it listens.
+        ports: where it listens.
         results: what `run_games` returned.
         error: what it raised.
     """
@@ -57,7 +58,7 @@ class Bridge:
 
     def __enter__(self) -> Bridge:
         self._thread.start()
-        self.port = self._ports.get(timeout=4 * WAIT_S)[0]
+        self.ports = self._ports.get(timeout=4 * WAIT_S)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -80,7 +81,7 @@ class Bridge:
 @contextmanager
 def connected(bridge: Bridge) -> Iterator[Caller]:
     """A game that has said hello."""
-    with Caller(bridge.port) as caller:
+    with Caller(bridge.ports[0]) as caller:
         assert caller.call(hello()).header.status == 200
         assert caller.call(empty()).input.actions.command == pb.Actions.RESET
         yield caller
@@ -99,7 +100,7 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_game_of_eight_agents(service: ContractService) -> None:
     game = UnityGame(limit=5)
-    with Bridge(service, seed=3) as bridge, Caller(bridge.port) as caller:
+    with Bridge(service, seed=3) as bridge, Caller(bridge.ports[0]) as caller:
         game.play(caller, calls=12)
     assert (game.seed, game.commands, game.steps) == (3, [pb.Actions.RESET], 96)
     assert {session.contract.behaviour for session in service.sessions} == {BEHAVIOUR}
@@ -122,7 +123,7 @@ def test_a_game_of_eight_agents(service: ContractService) -> None:
 
 def test_pictures_and_decision_periods(service: ContractService) -> None:
     game = UnityGame(4, picture=True, period=2)
-    with Bridge(service) as bridge, Caller(bridge.port) as caller:
+    with Bridge(service) as bridge, Caller(bridge.ports[0]) as caller:
         game.play(caller, calls=6)
     assert game.steps == 12
     assert sum(len(session.ticks) for session in service.sessions) == 12
@@ -131,7 +132,7 @@ def test_pictures_and_decision_periods(service: ContractService) -> None:
 
 
 def test_the_number_of_episodes_ends_the_run(service: ContractService) -> None:
-    with Bridge(service, games=5) as bridge, Caller(bridge.port) as caller:
+    with Bridge(service, games=5) as bridge, Caller(bridge.ports[0]) as caller:
         game = UnityGame(2, limit=3)
         game.play(caller)
         until(bridge.ended, "the end of the bridge")
@@ -140,11 +141,15 @@ def test_the_number_of_episodes_ends_the_run(service: ContractService) -> None:
     assert game.commands[-1] == pb.Actions.QUIT
 
 
-def test_a_build_is_started_with_its_port_and_told_to_quit(service: ContractService) -> None:
-    command = f"{sys.executable} -m tests.unity_game --agents 2 --limit 4"
+def test_a_build_is_started_with_its_port_and_told_to_quit(service: ContractService, tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    game = f"{sys.executable} -m tests.unity_game --agents 2 --limit 4"
+    command = f"""sh -c 'echo "$*" >> {starts}; exec {game} "$@"' build"""
     with Bridge(service, command=command, num=2, games=8, headless=True) as bridge:
         until(bridge.ended, "the end of the bridge")
     assert bridge.error is None
+    expected = [f"-nographics -batchmode --mlagents-port {port}" for port in bridge.ports]
+    assert sorted(starts.read_text().splitlines()) == sorted(expected)
     assert len(bridge.results) == 8
 
 
@@ -172,7 +177,7 @@ def test_agents_come_and_go_and_their_actions_keep_the_order(service: ContractSe
 def test_stop_and_play_again_ten_times(service: ContractService, capsys: pytest.CaptureFixture[str]) -> None:
     with Bridge(service) as bridge:
         for _ in range(10):
-            with Caller(bridge.port) as caller:
+            with Caller(bridge.ports[0]) as caller:
                 UnityGame(2).play(caller, calls=3)
     assert len(service.sessions) == 20
     assert all(session.ended and session.last is None for session in service.sessions)
@@ -261,14 +266,14 @@ def test_faults_of_a_game_are_said_in_one_line(
 def test_calls_that_begin_wrongly(
     message: pb.Message, line: str, service: ContractService, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Bridge(service) as bridge, Caller(bridge.port) as caller:
+    with Bridge(service) as bridge, Caller(bridge.ports[0]) as caller:
         assert caller.call(message).header.status == 400
     assert line in said(capsys)
 
 
 def test_a_fault_of_a_build_says_what_to_do(service: ContractService, capsys: pytest.CaptureFixture[str]) -> None:
     command = shlex.join([sys.executable, "-c", "input()"])  # the calls are the test's
-    with Bridge(service, command=command) as bridge, Caller(bridge.port) as caller:
+    with Bridge(service, command=command) as bridge, Caller(bridge.ports[0]) as caller:
         assert caller.call(hello("0.15.0")).header.status == 400
     assert "to 2.0 or newer; mend the project and export it again: a build that ends is started again by itself" in (
         said(capsys)
@@ -323,7 +328,7 @@ def test_a_training_that_expects_another_game_says_by_which_field(
 
 def test_messages_cut_at_each_byte(service: ContractService) -> None:
     whole = agents_message({BEHAVIOUR: [one(1)]}, [behaviour()]).SerializeToString()
-    with Bridge(service) as bridge, Caller(bridge.port) as caller:
+    with Bridge(service) as bridge, Caller(bridge.ports[0]) as caller:
         for end in range(len(whole)):
             caller.call(hello())
             caller.call(empty())

@@ -76,12 +76,15 @@ def test_a_bridge_that_has_not_begun_yet_ends_too(service: ContractService, tmp_
 
 def test_builds_run_in_the_jobs_folder_and_their_end_is_said(service: ContractService, tmp_path: Path) -> None:
     build = tmp_path / "game.x86_64"
-    build.write_text(f'#!/bin/sh\ncd {ROOT} && exec {sys.executable} -m tests.godot_game --quit-after=3 "$@"\n')
+    play = f'cd {ROOT} && exec {sys.executable} -m tests.godot_game --quit-after=3 "$@"'
+    build.write_text(f'#!/bin/sh\necho "$*" >> flags\n{play}\n')
     build.chmod(0o755)
     said: list[str] = []
-    with bridge(service, tmp_path, "godot --command ./game.x86_64", said):
+    with bridge(service, tmp_path, "godot --command ./game.x86_64 --no-headless", said):
         until(lambda: any("build 0 ended with status 3" in line for line in said), "the build has ended")
     assert service.sessions
+    flags = (tmp_path / "flags").read_text().splitlines()[0]
+    assert re.fullmatch(r"--port=\d+", flags), "all else is as exported"
 
 
 @pytest.mark.parametrize(
