@@ -8,6 +8,7 @@ import http.client
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,9 @@ from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.contract_ticks import Tick
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.metrics import Recorder
+from brayx.recording import open as open_recordings
+from brayx.recording.config import RecordingConfig
+from brayx.recording.recorder import SessionRecorder
 from brayx.types import Forward
 from tests.unit.replay.made import Box
 
@@ -221,16 +225,25 @@ async def test_a_bad_stop_is_the_game_s_fault_and_can_be_sent_again() -> None:
     assert fragment.reward.tolist() == [2.0]
 
 
-async def test_limits_of_a_served_model_come_with_the_session_and_with_a_tick() -> None:
+async def test_limits_of_a_served_model_come_with_the_session_and_with_a_tick(tmp_path: Path) -> None:
     model = Fixed(logits=(logits(0, 9), logits(9, 5, 0)), mean=logits(0.5), log_std=logits(0))
     game = Game(HYBRID, model, "serve")
+    recorder = SessionRecorder(RecordingConfig(folder=str(tmp_path)), game.recorder)
+    game.actor = replace(game.make_actor, recorders=[recorder])()
     await game.start(forbidden={"go": [1]})
     assert await game.tick() == {"steer": [1.0], "dash": 1, "go": 2}
-    forced = await game.tick(forbidden={"go": [2], "dash": [0]}, forced={"steer": [-2], "dash": 0})
+    limits = {"forbidden": {"go": [2], "dash": [0]}, "forced": {"steer": [-2], "dash": 0}}
+    forced = await game.tick(**limits)
     assert forced == {"steer": [-2.0], "dash": 0, "go": 3}
     assert (await game.tick())["go"] == 2, "a tick's limits end with it"
     with pytest.raises(BadLimits, match=r"^forbidden\.go leaves no choice"):
         await game.tick(forbidden={"go": [2, 3]})
+    await game.end()
+    await asyncio.to_thread(recorder.close, 60.0)
+    (episode,) = open_recordings(str(tmp_path))
+    assert json.loads(episode.start)["forbidden"] == {"go": [1]}
+    assert json.loads(episode.inputs()[1]) == {"obs": [1, 2], **limits}
+    assert json.loads(episode.outputs()[1]) == forced
 
 
 async def test_a_model_that_learns_sees_the_limits_in_its_mask() -> None:
