@@ -6,6 +6,7 @@ ML-Agents' own Python wrote ``demos/peer.demo``: `write_demo` in `mlagents.train
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -174,22 +175,36 @@ def test_godots_file_needs_a_contract_of_what_it_records(tmp_path: Path) -> None
         list(Dataset(file, contract=other))
 
 
-def test_a_policy_is_cloned_from_a_demo(tmp_path: Path) -> None:
+def unity_expert(folder: Path, signs: list[float], choices: list[int]) -> tuple[Path, Contract]:
+    file = folder / "expert.demo"
+    file.write_bytes(demo_bytes([*map(pair, signs, choices), pair(1, 0, done=True)]))
+    return file, read_contracts(file)[0]
+
+
+def godot_expert(folder: Path, signs: list[float], choices: list[int]) -> tuple[Path, Contract]:
+    file = godot_file(folder, [[[[sign, 0.5] for sign in [*signs, 1.0]], [[choice] for choice in choices]]])
+    return file, Contract.parse({**GODOT.as_dict(), "actions": {"gear": {"kind": "discrete", "size": 2}}})
+
+
+@pytest.mark.parametrize("expert", [unity_expert, godot_expert])
+def test_a_policy_is_cloned_from_a_recorders_file(
+    tmp_path: Path, expert: Callable[[Path, list[float], list[int]], tuple[Path, Contract]]
+) -> None:
     """The expert chooses by the sign of the first number."""
-    file = tmp_path / "expert.demo"
     signs = [1.0 if step % 3 else -1.0 for step in range(32)]
-    steps = [pair(sign, int(sign > 0)) for sign in signs]
-    file.write_bytes(demo_bytes([*steps, pair(1, 0, done=True)]))
+    file, contract = expert(tmp_path, signs, [int(sign > 0) for sign in signs])
+    data = Dataset(file, contract=contract)
     torch.manual_seed(0)
-    module, example = network_of(read_contracts(file)[0])
+    module, example = network_of(contract)
     layout = Layout.of_model(example)
-    demonstrations = Demonstrations(file, layout, batch_size=4, unroll_length=8, seed=0)
+    demonstrations = Demonstrations(data, layout, batch_size=4, unroll_length=8, seed=0)
     clone = BC(module, torch.optim.Adam(module.parameters(), 1e-2), BCConfig())
     prepare = Prepare(example, torch.device("cpu"))
     for _ in range(60):
         clone.update(prepare(demonstrations.draw()).tensors, 0.0)
-    (episode,) = Dataset(file)
+    (episode,) = data
     assert isinstance(episode, Fragment)
     with torch.no_grad():
         logits = module({name: torch.from_numpy(leaf[:-1]) for name, leaf in episode.obs.items()})["logits"]
     np.testing.assert_array_equal(logits.argmax(-1).numpy(), episode.action)
+    np.testing.assert_array_equal(episode.action, np.array(signs) > 0)
