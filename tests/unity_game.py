@@ -326,6 +326,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=50)
     parser.add_argument("--period", type=int, default=1)
     parser.add_argument("--picture", action="store_true")
+    parser.add_argument("--rounds", type=int, default=0)
     options, _ = parser.parse_known_args()
     game = UnityGame(
         options.agents,
@@ -336,6 +337,9 @@ def main() -> None:
         teams=options.teams,
         pairs=options.pairs,
     )
+    for _ in range(options.rounds):
+        with Caller(options.mlagents_port) as caller:
+            game.play(caller, calls=5)
     with Caller(options.mlagents_port) as caller:
         game.play(caller)
 

@@ -21,11 +21,12 @@ BUILD = f"{sys.executable} -m tests.unity_game --agents 8 --runners 8 --limit 40
 def test_a_unity_game_is_learned_and_served(tmp_path: Path) -> None:
     environment = without_ray(tmp_path) | {"PYTHONPATH": str(ROOT)}
     options = setting(
-        *FREE_PORTS, "game.listen=0", f"game.command={BUILD}", "trainer.num_steps=6000", "console_port=null"
+        *FREE_PORTS, "game.listen=0", f"game.command={BUILD} --rounds 10", "trainer.num_steps=6000", "console_port=null"
     )
     with brayx(tmp_path, "train", "unity.yaml", *options, environment=environment) as train, said_on_failure(train):
         assert train.ended() == 0
     assert "observations: VectorSensor: 4 float32" in train.err
+    assert "has left after 8 calls" in train.err
     for behaviour, least in {"Chaser": 0.8, "Runner": 0.25}.items():  # at random 0.2 and 0, at best some 2 and 1
         mean = re.search(rf"champion: unity-{behaviour} version 1, mean return (-?[\d.]+)", train.out)
         assert mean is not None
