@@ -277,7 +277,7 @@ def train_godot_rl(case: Case, build: str, steps: int, seed: int) -> None:
     from stable_baselines3.common.vec_env.vec_monitor import VecMonitor
 
     if not case.picture:
-        torch.set_num_threads(1)  # faster than torch's own choice, which is for pictures
+        torch.set_num_threads(1)  # faster there than torch's own number
     set_random_seed(seed)  # PPO's option would seed the environments, which godot_rl refuses
     env = VecMonitor(StableBaselinesGodotEnv(env_path=build, seed=seed, port=_free_port()))
     model = PPO(

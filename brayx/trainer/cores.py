@@ -29,12 +29,19 @@ class Cores:
     Args:
         forward_args: example arguments of the module.
         threads: number of threads at all times; None: the default.
+
+    Attributes:
+        changes: the number changes, so `choose` must be called before each forward.
     """
 
     def __init__(self, forward_args: tuple[Any, ...], threads: int | None) -> None:
-        self._threads = threads or (None if _has_picture(forward_args) else 1)
+        self.changes = threads is None and _has_picture(forward_args)
+        self._most = threads or 1
         self._played_until = self._began = 0.0
-        _learners.add(self)
+        if self.changes:
+            chosen = os.environ.get("OMP_NUM_THREADS", "")
+            self._most = int(chosen) if chosen.isdecimal() else systems.cores()
+            _learners.add(self)
         self.choose()
 
     def begin(self, ready_at_s: float | None) -> None:
@@ -44,14 +51,13 @@ class Cores:
         self._began, self._played_until = now, now + played_s
 
     def choose(self) -> None:
-        """Sets the number for now. Call it before each forward."""
-        if self._threads is not None:
-            return torch.set_num_threads(self._threads)
-        chosen = os.environ.get("OMP_NUM_THREADS", "")
-        cores = (int(chosen) if chosen.isdecimal() else systems.cores()) // max(1, len(_learners))
-        return torch.set_num_threads(max(1, cores - (time.time() < self._played_until)))
+        """Sets the number for now."""
+        threads = self._most
+        if self.changes:
+            threads = threads // max(1, len(_learners)) - (time.time() < self._played_until)
+        torch.set_num_threads(max(1, threads))
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Leaves its cores to other learners."""
         _learners.discard(self)
 

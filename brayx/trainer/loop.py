@@ -175,22 +175,22 @@ class LearnerLoop:
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
         """The context of `learn`: what learns, from the newest checkpoint if there is one; errors as for `run`."""
-        self._cores, self._lag = Cores(self.forward_args, self.config.threads), 0.0
         threadpool_limits(self.config.threads or 1, "blas")  # NumPy's threads take 15 times the CPU for small layers
-        self._resumed = self._build()
-        device, state_at = self._ranks.device, state_argument(self.module)
-        handle = self._hooks.handled if self._hooks.handle is not None else None
-        self._prepare = Prepare(self.forward_args, device, handle, aside=self.config.prefetch > 0, state_at=state_at)
-        to_evaluate = (self.eval_batches or {}) if self._ranks.rank == 0 else {}
-        evaluated = Prepare(self.forward_args, device, state_at=state_at)
-        self._began = time.monotonic() - self._counters.seconds
-        with self._recording():  # for its threads
-            self._evaluation = Evaluator(self.config, self.module, evaluated, to_evaluate, self._hooks)
-        try:
+        self._lag = 0.0
+        with contextlib.closing(Cores(self.forward_args, self.config.threads)) as self._cores:
+            self._resumed = self._build()
+            device, state_at = self._ranks.device, state_argument(self.module)
+            handle = self._hooks.handled if self._hooks.handle is not None else None
+            self._prepare = Prepare(
+                self.forward_args, device, handle, aside=self.config.prefetch > 0, state_at=state_at
+            )
+            to_evaluate = (self.eval_batches or {}) if self._ranks.rank == 0 else {}
+            evaluated = Prepare(self.forward_args, device, state_at=state_at)
+            self._began = time.monotonic() - self._counters.seconds
+            with self._recording():  # for its threads
+                self._evaluation = Evaluator(self.config, self.module, evaluated, to_evaluate, self._hooks)
             with self._evaluation:
                 yield
-        finally:
-            self._cores.end()
 
     def learn(self, batches: Iterator[Batch]) -> Reason:
         """Learns from a stream until it ends, or the steps or the target are reached; errors as for `run`."""
@@ -242,7 +242,8 @@ class LearnerLoop:
         wrapped = ranks.wrap(module)
         with_loss = WithLoss(wrapped, self._hooks) if self._hooks.loss is not None else wrapped
         self._algorithm = build(config.algorithm, with_loss, self._optimizer, ranks)
-        self._algorithm.forward.before = self._cores.choose
+        if self._cores.changes:
+            self._algorithm.forward.before = self._cores.choose
         if restored is not None:
             restored.go_on(self._algorithm, ranks.rank)
             if self.resumed is not None:

@@ -43,18 +43,19 @@ def test_learners_of_pictures_get_all_cores(
     monkeypatch.setattr(systems, "cores", lambda: 5)
     cores = Cores((obs,), given)
     assert torch.get_num_threads() == expected
-    cores.end()
+    cores.close()
 
 
 def test_several_learners_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "6")
-    first, second = Cores((PICTURE,), None), Cores((PICTURE,), None)
+    first, second, other = Cores((PICTURE,), None), Cores((PICTURE,), None), Cores((VECTOR,), None)
+    assert not other.changes
     first.choose()
     assert torch.get_num_threads() == 3
-    second.end()
+    second.close()
     first.choose()
     assert torch.get_num_threads() == 6
-    first.end()
+    first.close()
     first.choose()
     assert torch.get_num_threads() == 6
 
@@ -83,4 +84,4 @@ def test_games_have_a_core_while_they_play(given: int | None, monkeypatch: pytes
     now = 1030.0
     cores.begin(None)
     assert used() == 3
-    cores.end()
+    cores.close()
