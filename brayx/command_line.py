@@ -160,6 +160,22 @@ def count(text: str) -> int:
     return value
 
 
+def whole(text: str) -> int:
+    """An option's value that is 0 or more; raises as `count`."""
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"is {text}, expected 0 or more")
+    return value
+
+
+def seconds(text: str) -> float:
+    """An option's value that is a time; raises as `count`."""
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"is {text}, expected seconds, 0 or more")
+    return value
+
+
 def print_result(result: object, end: str = "\n") -> None:
     """Prints the result of a command. It is no error if the reader has enough of it, as ``head`` does."""
     with contextlib.suppress(BrokenPipeError):

@@ -60,6 +60,10 @@ class GamecoreConfig(BaseModel):
     """Number of processes."""
     door: Annotated[str, AfterValidator(_is_door)] = "ws"
     """Door whose URL replaces ``{url}``."""
+    restarts: Annotated[int, Field(ge=0)] | None = None
+    """Most restarts of one process within ``restarts_within_s``; one more ends the job; null: any number."""
+    restarts_within_s: Annotated[float, Field(ge=0)] = 60.0
+    """Time for which a restart counts towards ``restarts``."""
 
     @field_validator("command")
     @classmethod

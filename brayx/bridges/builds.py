@@ -12,23 +12,25 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 from brayx import systems
-from brayx.command_line import SWITCH
+from brayx.command_line import SWITCH, seconds, whole
 from brayx.errors import ConfigError, StartupError
 from brayx.guard import GamecoreGuard
-from brayx.restarts import RestartTimes
+from brayx.restarts import RestartLimits, RestartTimes
 
+OPTIONS = ("listen", "command", "num", "headless", "restarts", "restarts_within_s", "lifetime_restarts")
+"""The options that `add_options` adds."""
 _END_S = 3.0
 
 
 @dataclass(slots=True)
 class _Build:
     words: list[str]
+    times: RestartTimes
     process: subprocess.Popen[bytes] | None = None
-    times: RestartTimes = field(default_factory=RestartTimes)
 
 
 def words_of(command: str) -> list[str]:
@@ -54,7 +56,7 @@ def after_fault(*, by_hand: bool) -> str:
 
 
 def add_options(parser: argparse.ArgumentParser, *, listen: int | None, ports: str, headless: bool) -> None:
-    """Adds the options of a bridge that listens for games: ``listen``, ``command``, ``num`` and ``headless``.
+    """Adds the options of a bridge that listens for games, `OPTIONS`.
 
     Args:
         parser: the bridge's.
@@ -70,6 +72,15 @@ def add_options(parser: argparse.ArgumentParser, *, listen: int | None, ports: s
     add(
         "--headless", help=f"the builds draw nothing{draws}; not for agents that see", **{**SWITCH, "default": headless}
     )
+    add(
+        "--restarts", type=whole, metavar="N",
+        help="most restarts of one build within --restarts-within-s; one that ends again ends the play (default: any)",
+    )  # fmt: skip
+    add(
+        "--restarts-within-s", type=seconds, default=60.0, metavar="SECONDS",
+        help="time for which a restart counts (default: %(default)g)",
+    )  # fmt: skip
+    add("--lifetime-restarts", type=whole, metavar="N", help="most restarts of one build in all (default: any)")
 
 
 class Builds:
@@ -80,16 +91,21 @@ class Builds:
         say: prints a line.
         options: how they are started, as for `brayx.guard.GamecoreGuard.start`; empty: in this folder, and with this
             process's output.
+        limits: how often each may start again.
 
     Raises:
         ConfigError: a command cannot be started.
     """
 
     def __init__(
-        self, commands: Sequence[Sequence[str]], say: Callable[[str], None], options: Mapping[str, Any]
+        self,
+        commands: Sequence[Sequence[str]],
+        say: Callable[[str], None],
+        options: Mapping[str, Any],
+        limits: RestartLimits = RestartLimits(),
     ) -> None:
         self._guard = GamecoreGuard()
-        self._builds = [_Build(list(words)) for words in commands]
+        self._builds = [_Build(list(words), RestartTimes(limits)) for words in commands]
         self._say, self._options = say, options
 
     async def __aenter__(self) -> Self:
@@ -109,7 +125,11 @@ class Builds:
         self._guard.close()
 
     def watch(self) -> None:
-        """Call several times a second: starts builds again that have ended, later each time one ends soon."""
+        """Call several times a second: starts builds again that have ended, later each time one ends soon.
+
+        Raises:
+            StartupError: one has ended more often than it may start again.
+        """
         now = time.monotonic()
         for index, build in enumerate(self._builds):
             if build.process is None:
@@ -121,10 +141,10 @@ class Builds:
                 self._guard.forget(build.process)
                 build.process = None
                 lived_s = build.times.ended(now)
-                self._say(
-                    f"build {index} ended with {_status(status)} after {lived_s:.0f} s; it starts again in "
-                    f"{build.times.pause_s:g} s"
-                )
+                ended = f"with {_status(status)} after {lived_s:.0f} s"
+                if exceeded := build.times.too_often(now):
+                    raise _too_often(index, build, ended, *exceeded)
+                self._say(f"build {index} ended {ended}; it starts again in {build.times.pause_s:g} s")
 
     def _start(self, build: _Build) -> None:
         try:
@@ -134,6 +154,15 @@ class Builds:
                 f"the build {build.words[0]!r} cannot be started: expected the path of an executable"
             ) from None
         build.times.started()
+
+
+def _too_often(index: int, build: _Build, ended: str, often: str, limit: str) -> StartupError:
+    allowed = getattr(build.times.limits, limit)
+    return StartupError(
+        f"build {index} ended {often}, the last time {ended}, and {limit} is {allowed}: start {build.words[0]} by hand "
+        f"to see why, or allow more with --{limit.replace('_', '-')} N (of a job: --set game.{limit}=N)",
+        build=index,
+    )
 
 
 def _status(status: int) -> str:

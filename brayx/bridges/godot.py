@@ -20,6 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+from brayx.bridges import builds as starting
 from brayx.bridges import engine
 from brayx.bridges.builds import Builds, add_options, after_fault, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
@@ -27,6 +28,7 @@ from brayx.bridges.godot_wire import PORT, GodotGame, GodotStep
 from brayx.errors import BadBody, BrayxError, ConfigError
 from brayx.gamecore import games as playing
 from brayx.gamecore.contract import Contract
+from brayx.restarts import RestartLimits
 
 _HOST = "127.0.0.1"
 """The add-on dials no other address."""
@@ -42,6 +44,7 @@ class GodotBridge:
         run: the service, and how to play.
         ports: where to listen, 0 for a free port.
         command: makes the command line of a build of a port's number and the port; None: games are started by hand.
+        limits: how often a build may start again.
         time_limit: an agent's episode that ends with this many steps, or more, was cut by the game's clock.
         game_timeout_s: time limit of an answer of a game.
         on_listen: called with the ports when all are open.
@@ -53,12 +56,13 @@ class GodotBridge:
         ports: Sequence[int],
         *,
         command: Callable[[int, int], Sequence[str]] | None = None,
+        limits: RestartLimits = RestartLimits(),
         time_limit: int | None = None,
         game_timeout_s: float = 300.0,
         on_listen: Callable[[list[int]], None] = lambda ports: None,
     ) -> None:
         self._run = run
-        self._ports, self._command, self._on_listen = ports, command, on_listen
+        self._ports, self._command, self._limits, self._on_listen = ports, command, limits, on_listen
         self._time_limit, self._game_timeout_s = time_limit, game_timeout_s
         self._games: dict[asyncio.Task[None], GodotGame] = {}
 
@@ -67,6 +71,7 @@ class GodotBridge:
 
         Raises:
             ConfigError: a port is taken, or a build cannot be started.
+            StartupError: a build ends too often.
             BrayxError: the service's error that ended all play.
         """
         run = self._run
@@ -82,7 +87,7 @@ class GodotBridge:
             if not commands:
                 port = ports[0]
                 run.say(f"listens at {_HOST}:{port}: press Play in Godot, or start the game with --port={port}")
-            builds = await stack.enter_async_context(Builds(commands, run.say, run.builds))
+            builds = await stack.enter_async_context(Builds(commands, run.say, run.builds, self._limits))
             stack.push_async_callback(self._end)
             self._on_listen(ports)
             while not await run.wait(_LOOK_S):
@@ -190,6 +195,7 @@ async def play(
     time_limit: int | None = None,
     game_timeout_s: float = 300.0,
     on_listen: Callable[[list[int]], None] = lambda ports: None,
+    **limits: Any,
 ) -> None:
     """Plays games of a Godot project.
 
@@ -201,9 +207,11 @@ async def play(
         speedup, action_repeat, fixed_fps: flags of the builds; None: as exported.
         headless: the builds draw nothing; not for agents that see.
         time_limit, game_timeout_s, on_listen: as for `GodotBridge`.
+        **limits: as for `brayx.restarts.RestartLimits`.
 
     Raises:
         ConfigError: a port is taken, a build cannot be started, or the service takes no contracts.
+        StartupError: a build ends too often.
         BrayxError: the service's last error.
     """
     flags = ["--disable-render-loop", "--headless"] if headless else []
@@ -220,6 +228,7 @@ async def play(
         run,
         [0] * num if command else [listen],
         command=build if command else None,
+        limits=RestartLimits(**limits),
         time_limit=time_limit,
         game_timeout_s=game_timeout_s,
         on_listen=on_listen,
@@ -258,9 +267,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-OPTIONS = (
-    *("listen", "command", "num", "speedup", "action_repeat", "fixed_fps", "headless", "time_limit", "game_timeout_s"),
-)
+OPTIONS = (*starting.OPTIONS, "speedup", "action_repeat", "fixed_fps", "time_limit", "game_timeout_s")
 """Options of the command line that `play` takes."""
 
 

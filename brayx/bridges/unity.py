@@ -24,6 +24,7 @@ from typing import Any
 
 import grpc
 
+from brayx.bridges import builds as starting
 from brayx.bridges import engine
 from brayx.bridges.builds import Builds, add_options, after_fault, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
@@ -47,6 +48,7 @@ from brayx.bridges.v1 import unity_pb2 as pb
 from brayx.errors import BadBody, BrayxError, ConfigError, ProtocolError
 from brayx.gamecore import games as playing
 from brayx.gamecore.contract import Contract
+from brayx.restarts import RestartLimits
 
 _LOOK_S = 0.1
 _SILENT_S = 60.0
@@ -234,6 +236,9 @@ async def play(
     command: str = "",
     num: int = 1,
     headless: bool = False,
+    restarts: int | None = None,
+    restarts_within_s: float = 60.0,
+    lifetime_restarts: int | None = None,
     on_listen: Callable[[list[int]], None] = lambda ports: None,
     **settings: Any,
 ) -> None:
@@ -246,11 +251,13 @@ async def play(
         command: command line of a build; empty: a game is started by hand.
         num: number of builds. Each has its own port, and the seeds follow each other.
         headless: builds draw nothing; not for agents that see.
+        restarts, restarts_within_s, lifetime_restarts: as for `brayx.restarts.RestartLimits`.
         on_listen: called with the ports when all are open.
         **settings: as for `GameSettings`.
 
     Raises:
         ConfigError: a port is taken, a build cannot be started, or an option has no meaning here.
+        StartupError: a build ends too often.
         BrayxError: the service's last error.
     """
     game_settings = GameSettings(**settings)
@@ -270,7 +277,8 @@ async def play(
             numbers.append(number)
         flags = ["-nographics", "-batchmode"] if headless else []
         commands = [[*words, *flags, "--mlagents-port", str(number)] for number in numbers] if words else []
-        builds = await stack.enter_async_context(Builds(commands, run.say, run.builds))
+        limits = RestartLimits(restarts, restarts_within_s, lifetime_restarts)
+        builds = await stack.enter_async_context(Builds(commands, run.say, run.builds, limits))
         stack.push_async_callback(_wait_for_end, run, ports)
         if not words:
             run.say(f"listens at 127.0.0.1:{numbers[0]}: press Play in the Unity Editor")
@@ -363,7 +371,7 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-OPTIONS = ("listen", "command", "num", "headless", *(field.name for field in dataclasses.fields(GameSettings)))
+OPTIONS = (*starting.OPTIONS, *(field.name for field in dataclasses.fields(GameSettings)))
 """Options of the command line that `play` takes."""
 
 

@@ -27,9 +27,15 @@ FLAGS: dict[str, dict[str, tuple[str, dict[str, Any], str]]] = {
         "--num-areas": ("num_areas", {"type": int}, "copies of the training area in each game (default: 1)"),
         "--seed": ("seed", {"type": int}, "seed of the training and the games (default: -1, a random one)"),
         "--timeout-wait": ("timeout_wait", {}, "without effect: a game may take as long as it needs"),
-        "--max-lifetime-restarts": ("max_lifetime_restarts", {}, "without effect: builds are always started again"),
-        "--restarts-rate-limit-n": ("restarts_rate_limit_n", {}, "without effect"),
-        "--restarts-rate-limit-period-s": ("restarts_rate_limit_period_s", {}, "without effect"),
+        "--max-lifetime-restarts": (
+            "max_lifetime_restarts", {"type": int}, "most restarts of one build in all; -1: no limit (default: 10)"
+        ),
+        "--restarts-rate-limit-n": (
+            "restarts_rate_limit_n", {"type": int}, "most restarts of one build in that time; -1: no limit (default: 1)"
+        ),
+        "--restarts-rate-limit-period-s": (
+            "restarts_rate_limit_period_s", {"type": float}, "time for --restarts-rate-limit-n in seconds (default: 60)"
+        ),
         "--env-args": ("env_args", {"nargs": argparse.REMAINDER}, "the build gets all arguments after this flag"),
     },
     "engine_settings": {

@@ -23,7 +23,7 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 import numpy as np
 
 from brayx import systems
-from brayx.command_line import SWITCH, Parser
+from brayx.command_line import SWITCH, Parser, seconds
 from brayx.errors import (
     AgentError,
     BrayxError,
@@ -34,6 +34,7 @@ from brayx.errors import (
     SessionLost,
     SessionResumed,
     SessionUnknown,
+    StartupError,
     TransportError,
 )
 from brayx.gamecore.auth import add_options, credentials
@@ -54,6 +55,9 @@ RETRIED = (*RESUMED, SessionLost, SessionUnknown, AgentError, Overloaded, Deadli
 
 START_S = 300.0
 """Time limit of a start: a door may hold it until the training's first weights act."""
+
+GAVE_UP = 3
+"""Exit code of a bridge whose builds end more often than they may start again."""
 
 GRACE_S = 5.0
 """Time for the current game to stop after a signal, before it is interrupted."""
@@ -203,13 +207,6 @@ async def send_async(request: Callable[[AnyBody], Awaitable[bytes]], body: AnyBo
     return await request(body)
 
 
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"is {text}, expected seconds, 0 or more")
-    return value
-
-
 def say(text: str) -> None:
     """Prints a line on standard error, which names this gamecore."""
     print(f"gamecore {os.getpid()}: {text}", file=sys.stderr, flush=True)
@@ -310,7 +307,7 @@ def _run_options(options: argparse.Namespace) -> dict[str, Any]:
 def run_command(
     parser: argparse.ArgumentParser, argv: list[str] | None, run_games: Callable[..., object], *more: str
 ) -> int:
-    """Runs ``brayx gamecore KIND``; returns the exit code: 0 done or stopped, 1 service failed, 2 bad usage.
+    """Runs ``brayx gamecore KIND``; returns its exit code, see `exit_code`; 0: done or stopped.
 
     Args:
         parser: a `command_parser`, with the options of this kind.
@@ -346,13 +343,18 @@ def run_command(
         except BrayxError as error:
             if not stop.requested:
                 print(f"brayx: {error}", file=sys.stderr)
-                code = 2 if isinstance(error, ConfigError) else 1
+                code = exit_code(error)
     if options.json or (code and not count):  # an error and no game: nothing to sum up
         return code
     rate = ticks / max(time.monotonic() - began, 1e-9)
     mean = _words({agent: total / count for agent, total in totals.items()}) if count else "none"
     print(f"{count} games, mean return {mean}, {ticks} ticks, {rate:.0f} ticks/s", flush=True)
     return code
+
+
+def exit_code(error: BrayxError) -> int:
+    """Exit code of a gamecore that an error ends: 1 the service failed, 2 bad usage, or `GAVE_UP`."""
+    return 2 if isinstance(error, ConfigError) else GAVE_UP if isinstance(error, StartupError) else 1
 
 
 def command_parser(kind: str, description: str) -> argparse.ArgumentParser:
@@ -367,7 +369,7 @@ def command_parser(kind: str, description: str) -> argparse.ArgumentParser:
         "--timeout-s", type=float, default=30.0, help="time limit of one request (default: %(default)g)"
     )
     parser.add_argument(
-        "--reconnect", type=_seconds, default=0.0, metavar="SECONDS",
+        "--reconnect", type=seconds, default=0.0, metavar="SECONDS",
         help="number the ticks, and try for this long to continue a game whose connection broke or whose session moved "
         "(default: 0, the game ends)",
     )  # fmt: skip

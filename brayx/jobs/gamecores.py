@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,10 +22,11 @@ from brayx import clock, systems
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import ConfigError, StartupError
 from brayx.gamecore.doors import DOORS
+from brayx.gamecore.games import GAVE_UP
 from brayx.guard import GamecoreGuard
 from brayx.jobs.inner_bridge import BRIDGES, InnerBridge, JobDoors
-from brayx.jobs.output import Output
-from brayx.restarts import RestartTimes
+from brayx.jobs.output import Output, error_in
+from brayx.restarts import RestartLimits, RestartTimes
 from brayx.temporary import output_folder
 
 if TYPE_CHECKING:
@@ -49,10 +50,15 @@ _MARK = re.compile(r"\{(\w+)\}")
 class _GameProcess:
     argv: list[str]
     output: Output
+    times: RestartTimes
     process: subprocess.Popen[bytes] | InnerBridge | None = None
-    times: RestartTimes = field(default_factory=RestartTimes)
     held_s: float = 0.0
     has_failed: bool = False
+
+    @property
+    def is_bridge(self) -> bool:
+        """Whether it is brayx's own bridge to an engine."""
+        return self.argv[:3] in BRIDGES
 
 
 class Gamecores:
@@ -85,7 +91,11 @@ class Gamecores:
         self._folder, self._doors = folder, doors
         expanded = [config for config in configs for _ in range(config.num)]
         self._games = [
-            _GameProcess(filled(config.command, urls, door=config.door, index=index), Output(f"gamecore-{index}.txt"))
+            _GameProcess(
+                filled(config.command, urls, door=config.door, index=index),
+                Output(f"gamecore-{index}.txt"),
+                RestartTimes(RestartLimits(config.restarts, config.restarts_within_s)),
+            )
             for index, config in enumerate(expanded)
         ]
         self._guard = GamecoreGuard()
@@ -94,6 +104,7 @@ class Gamecores:
         self._said_at: dict[str, float] = {}
         self._urls = sorted(urls.values(), key=len, reverse=True)
         self._failed, self._say = failed, say
+        self._error: StartupError | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="brayx-gamecores", daemon=True)
         self.restarts = 0
@@ -119,6 +130,11 @@ class Gamecores:
     def running(self) -> int:
         """Number of running processes."""
         return sum(1 for game in self._games if game.process is not None and game.process.poll() is None)
+
+    def check(self) -> None:
+        """Raises a `StartupError` if a game has ended more often than it may start again."""
+        if self._error is not None:
+            raise self._error
 
     def __enter__(self) -> Gamecores:
         if self._thread.is_alive():  # a job adopts games that were started to learn their contract
@@ -164,7 +180,7 @@ class Gamecores:
 
     def _start(self, game: _GameProcess) -> None:
         output = game.output.begin()
-        if self._doors is not None and game.argv[:3] in BRIDGES and any(url in game.argv for url in self._urls):
+        if self._doors is not None and game.is_bridge and any(url in game.argv for url in self._urls):
             game.process = InnerBridge(game.argv, self._doors, self._folder, output)
         else:
             game.process = self._guard.start(game.argv, folder=self._folder, stdout=output, stderr=output)
@@ -179,7 +195,7 @@ class Gamecores:
             for game in self._games if not clock.is_held() else ():
                 if game.process is not None and game.process.poll() is not None:
                     self._ended(game, now)
-                elif game.process is None and now >= game.times.restart_at:
+                elif game.process is None and now >= game.times.restart_at and self._error is None:
                     self._restart(game, now)
 
     def _restart(self, game: _GameProcess, now: float) -> None:
@@ -207,12 +223,15 @@ class Gamecores:
         self._say(line)
 
     def _fail(self, line: str, error: str, last: Sequence[str] = ()) -> None:
-        self.failures += 1
-        self._failed(line)
-        self.messages.append(line)
+        self._count(line)
         if error not in self._seen and len(self._seen) < _MOST_ERRORS:
             self._seen.add(error)
             self._say("\n".join([f"{line}; its last lines:", *last] if last else [line]))
+
+    def _count(self, line: str) -> None:
+        self.failures += 1
+        self._failed(line)
+        self.messages.append(line)
 
     def _ended(self, game: _GameProcess, now: float) -> None:
         """A game that gives up while a debugger's prompt stops the door does not count as a failure."""
@@ -221,19 +240,43 @@ class Gamecores:
             systems.signal_group(game.process, systems.KILL)  # its children must not keep playing next to its successor
             self._guard.forget(game.process)
         self._read(game)
-        lived_s = game.times.ended(now)
+        lived_s, counts = game.times.ended(now), game.held_s == clock.held_s()
+        if line := self._gave_up(game, game.times.too_often(now) if counts else None, lived_s):
+            self._error, game.process = StartupError(line), None
+            self._count(line)
+            return
         error, last = game.output.said()
         if isinstance(game.process, InnerBridge) and error.startswith(_SAYS_ALL):
             line, last = f"{error.removeprefix(_SAYS_ALL)}; next try in {game.times.pause_s:g} s", []
         else:
             line = f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s"
             line += f"; it said: {error[:_LONGEST_LINE]}; its whole output: {game.output.path}" if error else ""
-        if game.process.returncode and game.held_s == clock.held_s():
+        if game.process.returncode and counts:
             game.has_failed = game.has_failed or bool(error)
             self._fail(line, error, last)
         else:
             self.messages.append(f"{line}; it starts again in {game.times.pause_s:g} s")
         game.process = None
+
+    def _gave_up(self, game: _GameProcess, exceeded: tuple[str, str] | None, lived_s: float) -> str:
+        """Why a game that has ended does not start again: its builds, or itself, did too often; empty: it does."""
+        assert game.process is not None
+        status = game.process.returncode
+        error, last = game.output.said()
+        if game.is_bridge and status == GAVE_UP:
+            line = next((line for line in reversed(last) if line.startswith(_SAYS_ALL)), error).removeprefix(_SAYS_ALL)
+            error = error_in([said for said in last if not says_itself(said) and not said.startswith(_SAYS_ALL)])
+        elif exceeded is not None:
+            often, limit = exceeded
+            line = (
+                f"gamecore {shlex.join(game.argv)!r} ended {often}, the last time with status {status} after "
+                f"{lived_s:.0f} s, and gamecores.{limit} is {game.times.limits.restarts}: start it by hand to see why, "
+                "or allow more"
+            )
+        else:
+            return ""
+        game.has_failed = game.has_failed or bool(error)
+        return f"{line}; it said: {error[:_LONGEST_LINE]}; its whole output: {game.output.path}" if error else line
 
 
 def says_itself(line: str) -> bool:

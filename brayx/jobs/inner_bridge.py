@@ -18,7 +18,7 @@ from typing import IO, Any, NoReturn, Protocol
 
 from brayx.bridges.engine import EngineRun
 from brayx.errors import BrayxError, ConfigError
-from brayx.gamecore.games import GamesRun
+from brayx.gamecore.games import GamesRun, exit_code
 from brayx.gamecore.protocol import StepRequest
 
 BRIDGES = [["brayx", command, engine] for command in ("bridge", "gamecore") for engine in ("godot", "unity")]
@@ -65,7 +65,7 @@ class InnerBridge:
         output: gets the bridge's lines, and the output of its builds.
 
     Attributes:
-        returncode: exit code of the command, once it has ended: 0 done, 1 the service failed, 2 bad usage.
+        returncode: exit code of the command, once it has ended: 0 done, or as `brayx.gamecore.games.exit_code`.
     """
 
     def __init__(self, words: Sequence[str], doors: JobDoors, folder: str | Path, output: IO[bytes]) -> None:
@@ -122,7 +122,7 @@ class InnerBridge:
             self._run.results()
         except BrayxError as error:
             self._output.write(f"brayx: {error}\n".encode())
-            code = 2 if isinstance(error, ConfigError) else 1
+            code = exit_code(error)
         except (Exception, SystemExit):  # argparse's, of --help
             self._output.write(traceback.format_exc().encode())
             code = 1

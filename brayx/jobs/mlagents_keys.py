@@ -13,6 +13,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 Count = Annotated[int, Field(ge=1)]
+Limit = Annotated[int, Field(ge=-1)]
+"""A number of restarts; -1: no limit."""
 Schedule = Literal["linear", "constant"]
 
 
@@ -229,6 +231,10 @@ TRAINERS: Mapping[str, type[PPOBehaviourKeys | SACBehaviourKeys]] = {
 }
 
 
+def _limit(restarts: int) -> int | None:
+    return None if restarts < 0 else restarts
+
+
 class EnvironmentKeys(Section):
     """``env_settings``."""
 
@@ -239,9 +245,9 @@ class EnvironmentKeys(Section):
     num_areas: Annotated[Count, To("game.num_areas")] = 1
     seed: Annotated[int, Field(ge=-1)] = -1
     timeout_wait: Annotated[Any, Lost()] = 60
-    max_lifetime_restarts: Annotated[Any, Lost()] = 10
-    restarts_rate_limit_n: Annotated[Any, Lost()] = 1
-    restarts_rate_limit_period_s: Annotated[Any, Lost()] = 60
+    max_lifetime_restarts: Annotated[Limit, To("game.lifetime_restarts", _limit)] = 10
+    restarts_rate_limit_n: Annotated[Limit, To("game.restarts", _limit)] = 1
+    restarts_rate_limit_period_s: Annotated[float, Field(ge=0), To("game.restarts_within_s")] = 60
 
 
 class EngineKeys(Section):

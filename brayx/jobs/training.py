@@ -256,7 +256,7 @@ class JobTraining(abc.ABC):
         """Watches until the learner's stream is over; ends the stream when no more data can arrive.
 
         Raises:
-            BrayxError: a source failed, or a rollout failed permanently; or as `Watch.look`.
+            BrayxError: a source failed, a gamecore or rollout failed permanently; or as `Watch.look`.
         """
         learning = self.learning
         plays = not self.job.rollouts and all(source.demonstration for source in self.job.sources.values())
@@ -272,6 +272,7 @@ class JobTraining(abc.ABC):
                 learning.stop()
                 return
             self.clerk.check()
+            games.check()
             for error in (*sources.errors, *(rollout.error for rollout in self.rollouts)):
                 if error is not None:
                     raise error

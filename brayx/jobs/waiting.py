@@ -58,7 +58,7 @@ class WaitingJob(abc.ABC):
         """Waits for the first game's contract; returns the job with it.
 
         Raises:
-            StartupError: the job's own gamecores fail, and send none in time.
+            StartupError: the job's own gamecores fail, and send none in time; or one ends too often.
         """
         waiting = f"waiting for a game: it connects to {', '.join(self.urls.values())}"
         absence, failed_at, failing_since = Absence(), 0.0, math.inf
@@ -67,6 +67,7 @@ class WaitingJob(abc.ABC):
         if contract is None:
             self.say(waiting)
         while contract is None:
+            self.games.check()
             now = time.monotonic()
             if self.games.messages and self.games.messages[-1] != last:
                 last = self.games.messages[-1]

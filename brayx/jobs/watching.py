@@ -335,6 +335,9 @@ class WatchedGamecores(Watched, Protocol):
     def num(self) -> int:
         """How many the job starts; 0: games connect by themselves, at any time."""
 
+    def check(self) -> None:
+        """Raises a `StartupError` if one has ended more often than it may start again."""
+
 
 class Watch:
     """One training under watch.

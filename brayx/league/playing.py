@@ -238,6 +238,7 @@ def _play(
             since, counted = clock.now(), 0
             while not score.done:
                 time.sleep(_LOOK_S)
+                cores.check()
                 score = games.score()
                 display.update(score)
                 if score.all.games > counted:

@@ -210,6 +210,7 @@ def _wait(game: RecordedGame, cores: Gamecores, timeout_s: float, say: Callable[
     seen = 0
     since = said_at = clock.now()
     while not game.over.wait(_POLL_S):
+        cores.check()
         if game.seen != seen:
             seen, since = game.seen, clock.now()
         said = f": {cores.messages[-1]}" if cores.messages else ""

@@ -26,5 +26,12 @@ def test_a_godot_project_is_learned_with_one_command_although_it_crashes(tmp_pat
     mean = re.search(r"champion: godot version 1, mean return ([\d.]+)", train.out)
     assert mean is not None
     assert float(mean[1]) > 1.2, "chance is 0.8, and the best 1.9"
+
+    options += setting("trial=second", "game.num=1", "game.restarts=1")
+    with brayx(tmp_path, "train", "godot.yaml", *options, environment=environment) as train, said_on_failure(train):
+        assert train.ended() == 2
+    assert "build 0 ended with status 3 after " in train.err, "it is started once more"
+    last = train.err.splitlines()[-1]
+    assert "build 0 ended 2 times within 60 s, the last time with status 3 after " in last
     imported = tmp_path / "imported.txt"
     assert not imported.exists(), imported.read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from brayx.bridges.builds import Builds, words_of
-from brayx.errors import ConfigError
+from brayx.errors import ConfigError, StartupError
+from brayx.restarts import RestartLimits
 from tests.processes import alive
 from tests.waiting import until
 
@@ -26,6 +28,22 @@ async def test_a_build_that_ends_starts_again(tmp_path: Path) -> None:
 
         until(started_twice, "a second start")
     assert lines[0].startswith("build 0 ended with status 3 after ")
+
+
+async def test_a_build_that_ends_too_often_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("brayx.restarts._FIRST_S", 0.01)
+    monkeypatch.setattr("brayx.restarts.LAST_S", 0.01)
+    lines: list[str] = []
+    commands = [[sys.executable, "-c", "import time; time.sleep(600)"], ["sh", "-c", "kill -9 $$"]]
+    async with Builds(commands, lines.append, {}, RestartLimits(2)) as builds:
+        with pytest.raises(StartupError) as given_up:
+            until(builds.watch, "it is given up")
+    assert re.fullmatch(
+        r"build 1 ended 3 times within 60 s, the last time with SIGKILL after \d+ s, and restarts is 2: start sh by "
+        r"hand to see why, or allow more with --restarts N \(of a job: --set game.restarts=N\)",
+        given_up.value.message,
+    )
+    assert len(lines) == 2, "each restart is said"
 
 
 async def test_builds_end_with_their_bridge() -> None:

@@ -254,3 +254,6 @@ def test_builds_are_started_with_the_engines_flags_and_again_when_they_end(
     assert "ended with status 3" in printed.err
     with pytest.raises(ConfigError, match="cannot be started"):
         godot.run_games(service.urls["tcp"], command="./no-such-build.x86_64", games=1)
+    words = ["--url", service.urls["tcp"], "--command", "sh -c 'exit 7'", "--lifetime-restarts", "1"]
+    assert godot.main(words) == 3
+    assert "brayx: build 0 ended 2 times, the last time with status 7 after 0 s" in capsys.readouterr().err

@@ -114,6 +114,21 @@ def test_a_game_that_quits_says_when_it_starts_again(tmp_path: Path) -> None:
     assert not running.failures
 
 
+def test_a_game_that_ends_too_often_is_the_end_of_the_job(tmp_path: Path) -> None:
+    config = GamecoreConfig(command="sh -c 'exit 3'", restarts=1)
+    with Gamecores([config], URLS, tmp_path) as running:
+        running.check()
+        until(lambda: len(running.messages) >= 2)
+        with pytest.raises(StartupError) as ended:
+            running.check()
+    assert running.restarts == 1
+    assert re.fullmatch(
+        r"gamecore \"sh -c 'exit 3'\" ended 2 times within 60 s, the last time with status 3 after \d+ s, and "
+        r"gamecores.restarts is 1: start it by hand to see why, or allow more",
+        ended.value.message,
+    )
+
+
 def test_a_killed_game_is_started_again(tmp_path: Path) -> None:
     with games(tmp_path, "import time; time.sleep(60)") as running:
         (first,) = pids(running)

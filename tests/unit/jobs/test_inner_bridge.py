@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from brayx.actor.config import GamecoreConfig
+from brayx.errors import StartupError
 from brayx.jobs.gamecores import Gamecores
 from brayx.jobs.inner_bridge import InnerBridge
 from tests.end_to_end.jobs import ROOT
@@ -85,6 +87,32 @@ def test_builds_run_in_the_jobs_folder_and_their_end_is_said(service: ContractSe
     assert service.sessions
     flags = (tmp_path / "flags").read_text().splitlines()[0]
     assert re.fullmatch(r"--port=\d+", flags), "all else is as exported"
+
+
+@pytest.mark.parametrize("is_inner", [True, False], ids=["in this process", "a process"])
+def test_a_build_that_ends_too_often_is_the_end_of_the_job(
+    service: ContractService, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_inner: bool
+) -> None:
+    monkeypatch.setattr("brayx.restarts._FIRST_S", 0.01)
+    words = """unity --listen 0 --restarts 1 --num 2 --command "sh -c 'echo no screen; exit 5'" """
+    config = GamecoreConfig(command=f"brayx gamecore {words} --url {{tcp_url}} --quiet")
+    failed: list[str] = []
+    games = Gamecores([config], service.urls, tmp_path, failed.append, doors=service.host if is_inner else None)
+    with games:
+        until(lambda: games.failures, "it has failed")
+        with pytest.raises(StartupError) as given_up:
+            games.check()
+    (line,) = failed
+    assert given_up.value.message == line
+    match = re.fullmatch(
+        r"build 0 ended 2 times within 60 s, the last time with status 5 after 0 s, and restarts is 1: start sh by "
+        r"hand to see why, or allow more .*; it said: no screen; its whole output: (.*)",
+        line,
+    )
+    assert match, line
+    assert games.restarts == 0, "the bridge is not started again"
+    assert "no screen" in Path(match[1]).read_text()
+    shutil.rmtree(Path(match[1]).parent)
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,13 @@ environment_parameters:
         completion_criteria: {measure: progress, behavior: Runner, threshold: 0.1}
         value: 1.5
       - {name: high, value: 4.0}
-env_settings: {env_args: [], timeout_wait: 60, max_lifetime_restarts: 10, restarts_rate_limit_n: 1, num_areas: 4}
+env_settings:
+  env_args: []
+  timeout_wait: 60
+  max_lifetime_restarts: -1
+  restarts_rate_limit_n: 3
+  restarts_rate_limit_period_s: 9.5
+  num_areas: 4
 engine_settings: {width: 64, height: 48, time_scale: 5, no_graphics_monitor: true}
 checkpoint_settings: {run_id: second, initialize_from: first, results_dir: out, train_model: true}
 torch_settings: {device: "cuda:0"}
@@ -158,6 +164,7 @@ def test_without_a_file_the_options_are_those_of_mlagents() -> None:
     bridge = bridge_of(options)
     assert (bridge.time_scale, bridge.width, bridge.quality_level, bridge.headless) == (20, 84, 5, False)
     assert (bridge.command, bridge.listen) == ("", None), "the Editor calls"
+    assert (bridge.restarts, bridge.restarts_within_s, bridge.lifetime_restarts) == (1, 60, 10)
 
 
 def test_every_other_key_is_taken_or_named(tmp_path: Path) -> None:
@@ -169,6 +176,7 @@ def test_every_other_key_is_taken_or_named(tmp_path: Path) -> None:
     assert job.buffers["buffer"].unroll_length == 32, "a memory learns over its sequence_length"
     bridge = bridge_of(options)
     assert (bridge.width, bridge.height, bridge.time_scale, bridge.num_areas) == (64, 48, 5, 4)
+    assert (bridge.restarts, bridge.restarts_within_s, bridge.lifetime_restarts) == (3, 9.5, None)
     assert bridge.parameters == [
         "speed=2", "mass=uniform:0.5:10", "scale=gaussian:1:0.3", "size=multirangeuniform:1:2:7:8"
     ]  # fmt: skip

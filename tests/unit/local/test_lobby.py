@@ -289,6 +289,12 @@ def test_games_that_fail_and_send_no_contract_are_given_up(monkeypatch: pytest.M
     assert any("no screen" in line for line in said), "what a game says while all wait is on the screen"
 
 
+def test_a_game_that_ends_too_often_ends_the_wait() -> None:
+    options = 'actor.gamecores=[{command: "false", restarts: 0}]'
+    with lobby(options) as waiting, pytest.raises(StartupError, match="gamecore 'false' ended once within 60 s"):
+        waiting.wait()
+
+
 def test_a_bridge_that_cannot_listen_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     with socket.create_server(("127.0.0.1", 0)) as taken:
