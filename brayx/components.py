@@ -43,6 +43,17 @@ def load(module: str, attribute: str, folder: str = "") -> Any:
         ) from None
 
 
+def load_named(path: str, folder: str = "") -> Any:
+    """The class or function ``module.Name``; ``folder`` and errors as for `load`."""
+    module, _, attribute = path.rpartition(".")
+    return load(module, attribute, folder)
+
+
+def is_named(path: str) -> bool:
+    """Whether a path has the form ``module.Name``."""
+    return "." in path and all(part.isidentifier() for part in path.split("."))
+
+
 def load_module(module: str, folder: str = "") -> ModuleType:
     """Imports ``module``; arguments and errors as for `load`."""
     _check_name(module)

@@ -37,7 +37,7 @@ from brayx.actor.players import (
     request_in_header,
     seated,
 )
-from brayx.components import load
+from brayx.components import load, load_named
 from brayx.errors import AgentError, BadBody, LeagueError
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.protocol import StepKind, StepRequest, game_of
@@ -116,8 +116,7 @@ class AgentActorFactory:
             codec = Codec(config.serialize, message(config.tick_input_proto), message(config.tick_output_proto))
         classes = {name: load(agents[name].module, agents[name].class_name, folder) for name in config.agents}
         if config.reward is not None:
-            module, _, function = config.reward.rpartition(".")
-            reward = load(module, function, folder)
+            reward = load_named(config.reward, folder)
             classes = {name: with_reward(agent, reward) for name, agent in classes.items()}
         return cls(
             agents=classes,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
+from brayx.components import is_named
 from brayx.gamecore.browser import are_origins
 from brayx.gamecore.doors import DOORS, PORT_OPTIONS
 from brayx.gamecore.protocol import DEFAULT_MAX_BODY_BYTES
@@ -190,7 +191,7 @@ class ActorConfig(SessionConfig):
     @field_validator("reward")
     @classmethod
     def _names_a_function(cls, value: str | None, info: ValidationInfo) -> str | None:
-        if value is not None and ("." not in value or not all(part.isidentifier() for part in value.split("."))):
+        if value is not None and not is_named(value):
             raise ValueError("a function as module.function")
         if value is not None and info.data.get("serialize", "contract") != "contract":
             raise ValueError("null, because serialize is not contract")

@@ -23,6 +23,7 @@ from brayx.engines.base import Engine, LeafSpec, ModelSpec, StateSpec, Tolerance
 from brayx.engines.exporter import quiet, trace
 from brayx.engines.torch import TorchEngine, describe, example_leaves, frozen_copy, module_weights
 from brayx.errors import EngineMismatch, ModelError
+from brayx.nets.encoders import Custom
 from brayx.types import NestedArray, Weights
 
 Run = Callable[[Sequence[np.ndarray]], list[np.ndarray]]
@@ -123,7 +124,11 @@ def to_onnx(
             functools.partial(engine.run, engine.bind(engine.initial)), spec, [example_leaves(example_args, 2)]
         )
         cause = cause or next((line for line in str(error.__cause__ or error).splitlines() if line.strip()), "unknown")
-        raise ModelError(f"the model cannot be exported to ONNX: {cause}") from error
+        named = ", ".join(part.label for part in module.modules() if isinstance(part, Custom))
+        with_these = f" with {named}" if named else ""
+        raise ModelError(
+            f"the model{with_these} cannot be exported to ONNX: {cause}; engine: torch acts without an export"
+        ) from error
     return OnnxGraph(proto, tuple(input_names), tuple(output_names), weights, spec)
 
 

@@ -12,7 +12,7 @@ from typing import Literal
 from brayx.actor.agent import Agent
 from brayx.actor.contract_agent import ContractAgent
 from brayx.actor.players import scripted
-from brayx.components import load
+from brayx.components import load, load_named
 from brayx.errors import ConfigError
 from brayx.jobs.config import JobConfig
 from brayx.league.config import LeagueConfig
@@ -57,8 +57,7 @@ def _check_reward(job: JobConfig, actor: str) -> None:
         return
     place = f"{job.file}: {actor}.reward"
     try:
-        module, _, function = config.reward.rpartition(".")
-        reward = load(module, function, job.folder)
+        reward = load_named(config.reward, job.folder)
     except ConfigError as error:
         raise ConfigError(f"{place}: {error.message}", **error.details) from error
     try:
@@ -122,6 +121,5 @@ def scripts_of(config: LeagueConfig, folder: str) -> dict[str, type[Agent]]:
     scripts = {}
     for name, player in config.players.items():
         if player.script is not None:
-            module, _, function = player.script.rpartition(".")
-            scripts[name] = scripted(load(module, function, folder))
+            scripts[name] = scripted(load_named(player.script, folder))
     return scripts

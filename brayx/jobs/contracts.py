@@ -118,6 +118,7 @@ def built(job: JobConfig) -> str:
         ConfigError, ModelError: a model cannot be built.
     """
     from brayx.engines.layers import layer_table
+    from brayx.jobs.contract_model import network_to_build
     from brayx.model.build import build_model
 
     lines: list[str] = []
@@ -126,6 +127,9 @@ def built(job: JobConfig) -> str:
         if len(job.contracts) > 1:
             lines += [*[""] * bool(lines), f"behaviour {contract.behaviour!r}"]
         lines += contract_lines(contract)
+        network = network_to_build(as_dict)
+        if network is not None and network.encoders:
+            lines.append(f"encoders: {'; '.join(f'{name}: {path}' for name, path in network.encoders.items())}")
         for name, model in own.models.items():
             lines += ["", f"{name}:", layer_table(*build_model(own.folder, model.module, name, as_dict)).rstrip()]
     return "\n".join([*lines, ""])

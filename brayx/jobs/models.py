@@ -79,7 +79,7 @@ def network_options(config: Mapping[str, Any], model: type[Options]) -> Options 
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, (NETWORK, *first["loc"])))
-        message = first["msg"]
+        message = first["msg"].removeprefix("Value error, ")
         if first["type"] == "extra_forbidden" and len(first["loc"]) == 1:
             message = f"unknown key{nearest(str(first['loc'][0]), model.model_fields)}"
         raise ConfigError(f"{place}: {message}", key=place) from error

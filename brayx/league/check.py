@@ -15,7 +15,7 @@ from typing import Any
 
 from brayx import systems
 from brayx.children import Channel, Child, RequestFailed
-from brayx.components import load
+from brayx.components import load_named
 from brayx.errors import BrayxError, LeagueError, first_line
 from brayx.league.config import GateConfig
 from brayx.league.gates import Verdict
@@ -57,8 +57,7 @@ def score(checked: Checked, weights: Weights) -> float:
     from brayx.model.build import acting_model
 
     assert checked.gate.check is not None
-    module, _, function = checked.gate.check.rpartition(".")
-    check = load(module, function, checked.folder)
+    check = load_named(checked.gate.check, checked.folder)
     built, _ = acting_model(checked.folder, checked.job[checked.model]["module"], checked.model, checked.job)
     try:
         value = float(check(with_weights(built, weights).eval().requires_grad_(False), checked.job))

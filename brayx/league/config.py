@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from brayx.components import is_named
+
 Role = Literal["main", "exploiter", "league_exploiter", "past", "script"]
 Weighting = Literal["squared", "linear", "variance"]
 
@@ -21,7 +23,6 @@ POOLS = ("latest", "uniform", "pfsp", "champion", "past")
 """What `PlayerConfig.against` can name besides players."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
-_FUNCTION = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 _ONLY_LEARNERS = (
     "against", "weighting", "snapshot_every", "snapshot_at", "restart", "share", "trainer",
 )  # fmt: skip
@@ -101,7 +102,7 @@ class PlayerConfig(BaseModel):
                 raise ValueError(f"{option} is missing, and role {role} needs it")
             if self.role != role and value is not None:
                 raise ValueError(f"{option} is {value!r}, and only role {role} has one, not {self.role}")
-        if self.script is not None and not _FUNCTION.fullmatch(self.script):
+        if self.script is not None and not is_named(self.script):
             raise ValueError(f"script is {self.script!r}, expected module.function")
         if not self.learns:
             defaults = type(self).model_fields
@@ -139,7 +140,7 @@ class GateConfig(BaseModel):
 
     @model_validator(mode="after")
     def _a_check_has_its_limit(self) -> Self:
-        if self.check is not None and not _FUNCTION.fullmatch(self.check):
+        if self.check is not None and not is_named(self.check):
             raise ValueError(f"check is {self.check!r}, expected module.function")
         if (self.check is None) != (self.at_most is None):
             raise ValueError(f"check is {self.check!r} and at_most {self.at_most}, expected both or none")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from brayx.actor.agent import Agent
 from brayx.actor.players import scripted
-from brayx.components import load
+from brayx.components import is_named, load_named
 from brayx.engines.base import LeafSpec, check_weights, load_weights
 from brayx.errors import BadWeights, ConfigError, LeagueError
 from brayx.jobs.code import scripts_of
@@ -111,9 +111,8 @@ class Opponents:
         if member is not None and member.version and self.books is not None and member in self.books.ratings.state():
             weights = self._weights(f"models:/{pool_name(self._job, self.model)}/{member.version}")
             return Opponent(name, weights, member=member)
-        module, dot, function = name.rpartition(".")
-        if dot and all(part.isidentifier() for part in name.split(".")):
-            return Opponent(name, script=scripted(load(module, function, self._job.folder)))
+        if is_named(name):
+            return Opponent(name, script=scripted(load_named(name, self._job.folder)))
         raise self._unknown(name)
 
     def predicted(self, a: Opponent, b: Opponent) -> float | None:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from brayx.errors import first_line
 from brayx.nets.cnn import ImpalaCNN, NatureCNN, SmallCNN
 
 _CONVOLUTIONS: dict[str, type[SmallCNN | NatureCNN | ImpalaCNN]] = {
@@ -136,6 +137,52 @@ class Text(nn.Module):
         x = F.relu(self.first(x)) * is_text
         x = F.relu(self.second(x)) * is_text
         return x.amax(-1).reshape(*leading, self.features)
+
+
+class Custom(nn.Module):
+    """An encoder of the user's own: ``[..., *shape] -> [..., features]``.
+
+    Args:
+        encoder: ``[B, *shape] -> [B, features]``; its lazy layers get their sizes here.
+        example: one observation, for its shape and dtype.
+        label: the encoder's name in errors.
+
+    Raises:
+        ValueError: it raises, or its output is not float32 ``[B, features]`` for every ``B``; says which.
+    """
+
+    def __init__(self, encoder: nn.Module, example: Tensor, label: str = "") -> None:
+        super().__init__()
+        self.encoder, self.dims, self.label = encoder, example.ndim, label
+        modes = [(part, part.training) for part in encoder.modules()]
+        encoder.eval()  # so that a batch norm does not update its statistics
+        try:
+            self.features = self._try(example.expand(2, *example.shape))
+            self._try(example.expand(1, *example.shape))  # whose batch axis a `squeeze` would lose
+        finally:
+            for part, training in modes:
+                part.training = training
+
+    @torch.no_grad()
+    def _try(self, x: Tensor) -> int:
+        given = f"for an input {list(x.shape)} of {str(x.dtype).removeprefix('torch.')}"
+        try:
+            y = self.encoder(x)
+        except Exception as error:
+            raise ValueError(f"forward raised {type(error).__name__} {given}: {first_line(error)}") from error
+        if not isinstance(y, Tensor):
+            raise ValueError(f"forward gave {type(y).__name__} {given}, expected a tensor [{len(x)}, F]")
+        if y.ndim != 2 or len(y) != len(x) or not y.shape[1] or y.dtype != torch.float32:
+            dtype = str(y.dtype).removeprefix("torch.")
+            raise ValueError(f"forward gave {list(y.shape)} of {dtype} {given}, expected [{len(x)}, F] of float32")
+        return y.shape[1]
+
+    def forward(self, x: Tensor, present: Tensor | None = None) -> Tensor:
+        """``[..., *shape] -> [..., features]``; entities that are not ``present`` stay rows of zeros."""
+        x = x if present is None else x * present.unsqueeze(-1)
+        leading = x.shape[: x.ndim - self.dims]
+        y: Tensor = self.encoder(x if len(leading) == 1 else x.reshape(-1, *x.shape[len(leading) :]))
+        return y if len(leading) == 1 else y.reshape(*leading, self.features)
 
 
 class Spatial(nn.Module):

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from brayx.nets.encoders import Numbers
-from brayx.nets.transformer import Entities
+from brayx.nets.encoders import features_of
 
 CLIP = 10.0
 """Largest magnitude of a normalised number."""
@@ -28,9 +27,10 @@ class Normalised(nn.Module):
     """An encoder behind the normalisation of its input, number by number; of entities, column by column.
 
     Args:
-        encoder: takes ``[..., *shape]`` or entities ``[..., E, D]``, of which a row of zeros is absent.
+        encoder: takes ``[..., *shape]``; of entities also which rows are present, ``[..., E]``.
         shape: shape of the input.
         leaf: name of the input in the observation.
+        entities: the input is ``[..., E, D]``, of which a row of zeros is absent.
     """
 
     mean: Tensor
@@ -38,11 +38,11 @@ class Normalised(nn.Module):
     variance: Tensor
     count: Tensor
 
-    def __init__(self, encoder: Numbers | Entities, shape: tuple[int, ...], leaf: str) -> None:
+    def __init__(self, encoder: nn.Module, shape: tuple[int, ...], leaf: str, entities: bool = False) -> None:
         super().__init__()
-        self.encoder, self.leaf = encoder, leaf
-        self.features = encoder.features
-        size = shape[-1:] if isinstance(encoder, Entities) else shape
+        self.encoder, self.leaf, self.entities = encoder, leaf, entities
+        self.features = features_of(encoder)
+        size = shape[-1:] if entities else shape
         self.register_buffer("mean", torch.zeros(size))
         self.register_buffer("scale", torch.ones(size))  # of the variance; acting should not compute it for each tick
         self.register_buffer("variance", torch.ones(size))
@@ -52,17 +52,14 @@ class Normalised(nn.Module):
         """``[..., *shape] -> [..., features]``."""
         x = x if x.is_floating_point() else x.float()
         scaled = ((x - self.mean) * self.scale).clamp(-CLIP, CLIP)
-        if isinstance(self.encoder, Entities):
-            y: Tensor = self.encoder(scaled, (x != 0).any(-1))
-        else:
-            y = self.encoder(scaled)
+        y: Tensor = self.encoder(scaled, (x != 0).any(-1)) if self.entities else self.encoder(scaled)
         return y
 
     @torch.no_grad()
     def follow(self, x: Tensor, mask: Tensor, total: Sum) -> None:
         """Adds ``[..., *shape]`` where the mask ``[...]`` is positive (Chan et al. 1979, equations 2.1)."""
         weight = mask > 0
-        if isinstance(self.encoder, Entities):
+        if self.entities:
             weight = weight.unsqueeze(-1) & (x != 0).any(-1)
         # Two sums, since a mean of squares has no digits left for a small variance far from 0.
         rows = x.double().reshape(-1, *self.mean.shape)

@@ -14,7 +14,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-from brayx.nets.encoders import Numbers, Observation, OneHot, Spatial, features_of
+from brayx.nets.encoders import Custom, Numbers, Observation, OneHot, Spatial, features_of
 from brayx.nets.heads import Categorical, Gaussian, Hybrid, MultiHead, Squashed, StateDependent, Value, plain_layers
 from brayx.nets.lstm import LSTM, State
 from brayx.nets.mlp import MLP, Towers, linears
@@ -200,9 +200,10 @@ def _limits(categories: Categories) -> Any:
 
 
 def start_layers(module: nn.Module, network: NetworkConfig) -> None:
-    """Reinitialises all linear and convolutional layers if ``uniform_init`` is set."""
+    """Reinitialises all linear and convolutional layers if ``uniform_init`` is set, except those of a `Custom`."""
+    custom = {layer for part in module.modules() if isinstance(part, Custom) for layer in part.modules()}
     for layer in module.modules() if network.uniform_init else ():
-        if isinstance(layer, nn.Linear | nn.Conv2d):
+        if isinstance(layer, nn.Linear | nn.Conv2d) and layer not in custom:
             layer.reset_parameters()
 
 

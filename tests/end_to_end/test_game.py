@@ -36,8 +36,19 @@ LENGTH = 16
 ALONE = 100
 """Games that each player of the first behaviour plays before the other one has come: fewer than it learns from."""
 SMALL = ("buffer.batch_size=4", "trainer.num_steps=6000", "console_port=null")
-OWN = ("behaviours.three.network.hidden=[32]", "behaviours.thre.trainer.num_steps=1")
+OWN = (
+    "behaviours.three.network={hidden: [32], encoders: {side: sides.Wide}}",
+    "behaviours.thre.trainer.num_steps=1",
+)
 """Options of single behaviours; there is none of the second name."""
+ENCODER = """from torch import nn
+
+
+class Wide(nn.Sequential):
+    def __init__(self, spec):
+        super().__init__(nn.Linear(*spec.shape, 8), nn.Tanh())
+"""
+"""Of the user, ``sides.Wide``."""
 
 
 class Side:
@@ -128,6 +139,7 @@ class Players:
 
 def test_a_game_that_says_its_contract_is_learned_and_served(tmp_path: Path) -> None:
     environment = without_ray(tmp_path)
+    (tmp_path / "without" / "sides.py").write_text(ENCODER)
     options = setting(*FREE_PORTS, *SMALL, *OWN)
     with brayx(tmp_path, "train", "game.yaml", *options, environment=environment) as train, said_on_failure(train):
         train.until(train.says("waiting for a game: it connects to http://"), "it waits")
@@ -149,7 +161,9 @@ def test_a_game_that_says_its_contract_is_learned_and_served(tmp_path: Path) -> 
         champion = find(f"models:/game-{name}@champion", trial.uri)
         assert champion.run_id == trial.run_id
         assert champion.tags["brayx.contract"] == Contract.parse(contract).id
-        assert read_meta(local_files(champion, trial.uri))["job"]["network"]["hidden"] == hidden[name]
+        network = read_meta(local_files(champion, trial.uri))["job"]["network"]
+        assert network["hidden"] == hidden[name]
+        assert network["encoders"] == ({"side": "sides.Wide"} if name == "three" else {})
     kept = [Contract.parse(json.loads(file.read_text())) for file in tmp_path.rglob("contract.json")]
     assert {contract.behaviour: contract for contract in kept} == {
         "agent": Contract.parse(CONTRACT),

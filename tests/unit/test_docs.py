@@ -53,7 +53,9 @@ from brayx.engines import build_engine
 from brayx.engines.bundle import Samples, write_bundle
 from brayx.errors import ConfigError, TrackingError
 from brayx.gamecore.protocol import MAX_HEADER_BYTES, WS_SUBPROTOCOL
+from brayx.jobs.code import check_code
 from brayx.jobs.config import KINDS, JobConfig
+from brayx.jobs.contracts import built
 from brayx.jobs.kinds import SourceConfig
 from brayx.jobs.new import new_project
 from brayx.jobs.shipped import TEMPLATES
@@ -347,6 +349,23 @@ def test_python(
     with contextlib.redirect_stdout(io.StringIO()) as said:
         exec(code, {"__name__": "snippet"})
     assert said.getvalue().strip(), "a snippet that is run must print something"
+
+
+def test_own_parts_of_a_game_fit_its_contract(examples: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lines of the guide's table whose modules the guide has, with its contract."""
+    guide = ROOT / "docs" / "guide-your-game.md"
+    job = JobConfig.load(TEMPLATES / "game.yaml").as_dict()
+    job["contract"] = next(json.loads(part.text) for part in some_in("json") if part.file == guide)
+    lines = re.findall(r"^\| `(.*: my_(?:game|eyes)\.\w+}+)`", guide.read_text(), re.M)
+    for line in lines:
+        ((component, options),) = yaml.safe_load(line).items()
+        job[component].update(options)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with own_modules(examples):
+        own = JobConfig.of(job, str(examples))
+        check_code(own, own.actors, mode="train")
+        assert "\nencoders: camera: my_eyes.Eyes\n" in built(own)
+    assert len(lines) == 2
 
 
 @some("sh")

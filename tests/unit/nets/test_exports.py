@@ -21,7 +21,7 @@ from brayx.engines.export import to_onnx, verify
 from brayx.engines.onnx import OnnxEngine, open_session
 from brayx.nets.central import Central, CentralisedPolicy, GroupedPolicy, GroupValue
 from brayx.nets.cnn import ImpalaCNN, NatureCNN, SmallCNN
-from brayx.nets.encoders import Binary, Embedding, Numbers, Observation, OneHot, Spatial, Text
+from brayx.nets.encoders import Binary, Custom, Embedding, Numbers, Observation, OneHot, Spatial, Text
 from brayx.nets.heads import Categorical, Gaussian, Hybrid, MultiHead, Pointer, Squashed, StateDependent, Value
 from brayx.nets.lstm import LSTM
 from brayx.nets.mlp import MLP, ActorCritic
@@ -55,8 +55,9 @@ def cases():
         (Binary(5), (WHOLE,)),
         (Embedding(4, 3), (WHOLE,)),
         (Text(4), (torch.tensor([[104, 105, 0, 0]] * 2, dtype=torch.uint8),)),
-        (Normalised(Entities((3, 2), 8, 2, 1), (3, 2), "x"), (SET,)),
+        (Normalised(Entities((3, 2), 8, 2, 1), (3, 2), "x", entities=True), (SET,)),
         (Observation(numbers), ({"speed": FLAT, "kind": WHOLE},)),
+        (Custom(nn.Sequential(nn.Flatten(), nn.LazyLinear(3)), torch.zeros(3, 2)), (SET,)),
         (SmallCNN((2, 20, 21), 4), (image(2, 20, 21),)),
         (NatureCNN((2, 36, 37), 4), (image(2, 36, 37),)),
         (ImpalaCNN((2, 8, 9), 4), (image(2, 8, 9),)),

@@ -71,7 +71,7 @@ def test_two_learners_find_the_moments_of_both_their_batches() -> None:
 
 def test_columns_of_entities_are_normalised_over_those_that_are_present() -> None:
     torch.manual_seed(0)
-    normalised = Normalised(Entities((4, 2), 8, 2, 1), (4, 2), "units")
+    normalised = Normalised(Entities((4, 2), 8, 2, 1), (4, 2), "units", entities=True)
     x = torch.randn(5, 7, 4, 2) * torch.tensor([1.0, 100.0]) + 50
     x[:, :, 2:] = 0
     mask = torch.ones(5, 7)
@@ -81,7 +81,7 @@ def test_columns_of_entities_are_normalised_over_those_that_are_present() -> Non
     torch.testing.assert_close(normalised.mean, present.mean(0))
     torch.testing.assert_close(normalised.variance, present.var(0, correction=0))
     assert int(normalised.count) == len(present)
-    fewer = Normalised(Entities((2, 2), 8, 2, 1), (2, 2), "units")
+    fewer = Normalised(Entities((2, 2), 8, 2, 1), (2, 2), "units", entities=True)
     fewer.load_state_dict(normalised.state_dict())
     torch.testing.assert_close(normalised(x[0]), fewer(x[0, :, :2]), msg="absent rows change nothing")
 
