@@ -70,12 +70,8 @@ def check_before_games(job: JobConfig) -> str:
     Raises:
         ConfigError: something is missing or does not fit; the message names it.
     """
-    from brayx.jobs.contract_model import check_network  # loads torch
-
     actor = actor_of(job)
     check_code(job, [actor], mode="train")
-    for own in (job, *map(job.of_behaviour, job.behaviours)):
-        check_network(own)
     check_gamecores(job)
     recorded = check_sources(job)
     if not job.behaviours and len(job.trainers) == 1:  # otherwise each behaviour has its own options

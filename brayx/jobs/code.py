@@ -38,6 +38,8 @@ def check_code(job: JobConfig, actors: Collection[str], *, mode: Literal["train"
         except ConfigError as error:
             key = key if "attribute" in error.details else "module"
             raise ConfigError(f"{job.file}: {place}.{key}: {error.message}", **error.details) from error
+    for own in (job, *map(job.of_behaviour, job.behaviours)):
+        _check_network(own)
     for actor in actors:
         _check_reward(job, actor)
     for name, recording in job.recordings.items():
@@ -49,6 +51,13 @@ def check_code(job: JobConfig, actors: Collection[str], *, mode: Literal["train"
     if mode == "train":
         for name, trainer in job.trainers.items():
             _check_hooks(job, name, trainer.hooks)
+
+
+def _check_network(job: JobConfig) -> None:
+    if any(model.module == "brayx.jobs.contract_model" for model in job.models.values()):
+        from brayx.jobs.contract_model import check_network  # loads torch
+
+        check_network(job)
 
 
 def _check_reward(job: JobConfig, actor: str) -> None:

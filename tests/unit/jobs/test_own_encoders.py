@@ -16,6 +16,8 @@ from brayx.algorithms.sac import SACConfig
 from brayx.engines.onnx import OnnxEngine
 from brayx.errors import BadBody, BrayxError, ConfigError, ModelError
 from brayx.gamecore.contract import Contract
+from brayx.jobs.code import check_code
+from brayx.jobs.config import JobConfig
 from brayx.jobs.contract_model import MAX_PARAMETERS, ContractNetworkConfig, build_model, check_parameters, network_of
 from brayx.nets.encoders import Custom
 from brayx.nets.normaliser import Normalised, follow
@@ -163,5 +165,9 @@ def test_they_are_found_beside_the_yaml_and_shown_by_brayx_check(tmp_path: Path,
     code, out, err = check("{camera: beside.Eyes, ball: beside.Same}", *contract)
     assert code == 0, err
     assert "\nencoders: camera: beside.Eyes; ball: beside.Same\n" in out
+    besides = JobConfig.load(tmp_path / "game.yaml", ["behaviours.a.network.encoders={camera: besides.Eyes}"])
+    where = rf"network\.encoders\.camera: module 'besides' is neither in {tmp_path} nor .* nearest is 'beside'"
+    with pytest.raises(ConfigError, match=where):
+        check_code(besides, ["actor"], mode="serve")
     code, _, err = check("{camera: beside.Eye}")
     assert (code, "network.encoders.camera: module 'beside'" in err, "nearest is 'Eyes'" in err) == (2, True, True), err
