@@ -20,7 +20,7 @@ from brayx.errors import BadBody, Overloaded, ServiceFull
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.protocol import StepRequest
 from brayx.jobs.config import JobConfig
-from brayx.jobs.contract_model import check_parameters
+from brayx.jobs.contract_model import check_network, check_parameters
 from brayx.strict_json import parse_json
 
 _HELD_S = 180.0
@@ -155,7 +155,9 @@ class Admission:
                 "it refused: fix the game and start the job again",
                 field="behaviour",
             )
-        check_parameters(contract, self._job.of_behaviour(name).as_dict())
+        own = self._job.of_behaviour(name)
+        check_network(own)  # on a cluster this process has not loaded its encoders yet
+        check_parameters(contract, own.as_dict())
         self._taken += 1
         behaviour = self._behaviours[name] = _Behaviour(contract)
         self._take(contract)

@@ -293,8 +293,8 @@ def refuse_unused(network: NetworkConfig, seen: Sequence[tuple[str, nn.Module]],
             )
     if network.convolutions != _DEFAULT.convolutions and not any(isinstance(leaf, Spatial) for _, leaf in seen):
         raise ValueError(
-            f"network.convolutions is {network.convolutions}, but no observation is an image: it needs a uint8 leaf "
-            "with three axes"
+            f"network.convolutions is {network.convolutions}, but no observation is an image that brayx "
+            "encodes: it needs a uint8 leaf with three axes"
         )
     if not continuous and network.distribution != _DEFAULT.distribution:
         raise ValueError(
