@@ -9,9 +9,11 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from brayx.errors import ConfigError
+
+_Number = TypeVar("_Number", int, float)
 
 SWITCH: dict[str, Any] = {"action": argparse.BooleanOptionalAction, "default": False}
 """Keyword arguments of an option that is off by default: ``--x`` turns it on, ``--no-x`` off again."""
@@ -152,28 +154,27 @@ def count(text: str) -> int:
     """An option's value that is 1 or more.
 
     Raises:
-        ArgumentTypeError, ValueError: it is less, or no number; the parser reports both.
+        ArgumentTypeError: it is less, or no number.
     """
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"is {text}, expected 1 or more")
-    return value
+    return _number(text, int, 1, "a whole number, 1 or more")
 
 
 def whole(text: str) -> int:
     """An option's value that is 0 or more; raises as `count`."""
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"is {text}, expected 0 or more")
-    return value
+    return _number(text, int, 0, "a whole number, 0 or more")
 
 
 def seconds(text: str) -> float:
     """An option's value that is a time; raises as `count`."""
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"is {text}, expected seconds, 0 or more")
-    return value
+    return _number(text, float, 0, "seconds, 0 or more")
+
+
+def _number(text: str, kind: Callable[[str], _Number], least: int, expected: str) -> _Number:
+    with contextlib.suppress(ValueError):
+        value = kind(text)
+        if least <= value < math.inf:
+            return value
+    raise argparse.ArgumentTypeError(f"is {text!r}, expected {expected}")
 
 
 def print_result(result: object, end: str = "\n") -> None:

@@ -41,7 +41,7 @@ _AGAIN_S = 60.0
 _OURS = re.compile(r"gamecore \d+: ")
 """Prefix of the lines of brayx's own gamecores and bridges (`brayx.gamecore.games.say`)."""
 _SAYS_ALL = "brayx: "
-"""Prefix of the error that ends a bridge in this process. It says what to do."""
+"""Prefix of the error that ends a bridge. It says what to do."""
 _NUMBER = re.compile(r"\d+")
 _MARK = re.compile(r"\{(\w+)\}")
 
@@ -241,42 +241,48 @@ class Gamecores:
             self._guard.forget(game.process)
         self._read(game)
         lived_s, counts = game.times.ended(now), game.held_s == clock.held_s()
-        if line := self._gave_up(game, game.times.too_often(now) if counts else None, lived_s):
-            self._error, game.process = StartupError(line), None
-            self._count(line)
-            return
-        error, last = game.output.said()
-        if isinstance(game.process, InnerBridge) and error.startswith(_SAYS_ALL):
-            line, last = f"{error.removeprefix(_SAYS_ALL)}; next try in {game.times.pause_s:g} s", []
-        else:
-            line = f"a gamecore ended with status {game.process.returncode} after {lived_s:.0f} s"
-            line += f"; it said: {error[:_LONGEST_LINE]}; its whole output: {game.output.path}" if error else ""
-        if game.process.returncode and counts:
-            game.has_failed = game.has_failed or bool(error)
+        status, (error, last) = game.process.returncode, game.output.said()
+        exceeded, reason = game.times.too_often(now) if counts else None, ""
+        if game.is_bridge:
+            reason, error = _reason_and_error(last, error)
+        said = f"; it said: {error[:_LONGEST_LINE]}; its whole output: {game.output.path}" if error else ""
+        line = f"a gamecore ended with status {status} after {lived_s:.0f} s{said}"
+        game.process = None
+        game.has_failed = game.has_failed or bool(status and counts and error)
+        if status == GAVE_UP and reason:
+            self._give_up(f"{reason}{said}")
+        elif exceeded is not None:
+            self._give_up(f"{_too_often(game, *exceeded, status, lived_s)}{said}")
+        elif status and counts and reason:
+            self._fail(f"{reason}; next try in {game.times.pause_s:g} s", reason)
+        elif status and counts:
             self._fail(line, error, last)
         else:
             self.messages.append(f"{line}; it starts again in {game.times.pause_s:g} s")
-        game.process = None
 
-    def _gave_up(self, game: _GameProcess, exceeded: tuple[str, str] | None, lived_s: float) -> str:
-        """Why a game that has ended does not start again: its builds, or itself, did too often; empty: it does."""
-        assert game.process is not None
-        status = game.process.returncode
-        error, last = game.output.said()
-        if game.is_bridge and status == GAVE_UP:
-            line = next((line for line in reversed(last) if line.startswith(_SAYS_ALL)), error).removeprefix(_SAYS_ALL)
-            error = error_in([said for said in last if not says_itself(said) and not said.startswith(_SAYS_ALL)])
-        elif exceeded is not None:
-            often, limit = exceeded
-            line = (
-                f"gamecore {shlex.join(game.argv)!r} ended {often}, the last time with status {status} after "
-                f"{lived_s:.0f} s, and gamecores.{limit} is {game.times.limits.restarts}: start it by hand to see why, "
-                "or allow more"
-            )
-        else:
-            return ""
-        game.has_failed = game.has_failed or bool(error)
-        return f"{line}; it said: {error[:_LONGEST_LINE]}; its whole output: {game.output.path}" if error else line
+    def _give_up(self, line: str) -> None:
+        self._error = StartupError(line)
+        self._count(line)
+
+
+def _reason_and_error(last: Sequence[str], error: str) -> tuple[str, str]:
+    """Why a bridge ended, and the error among the other lines, which are its builds'; the given one without a reason.
+
+    Args:
+        last: its last lines.
+        error: the error in all its lines.
+    """
+    reason = next((line for line in reversed(last) if line.startswith(_SAYS_ALL)), "")
+    if not reason:
+        return "", error
+    return reason.removeprefix(_SAYS_ALL), error_in([line for line in last if line != reason and not says_itself(line)])
+
+
+def _too_often(game: _GameProcess, often: str, limit: str, status: int | None, lived_s: float) -> str:
+    return (
+        f"gamecore {shlex.join(game.argv)!r} ended {often}, the last time with status {status} after {lived_s:.0f} s, "
+        f"and gamecores.{limit} is {game.times.limits.restarts}: start it by hand to see why, or allow more"
+    )
 
 
 def says_itself(line: str) -> bool:

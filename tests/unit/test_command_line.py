@@ -37,8 +37,8 @@ def test_a_switch_has_an_optional_value(words: list[str], on: bool) -> None:
     [
         (["--on", "maybe"], "'maybe'"),
         (["--no-on", "true"], "--no-on"),
-        (["--max-steps", "0"], "--max-steps"),
-        (["--max-steps", "many"], "--max-steps"),
+        (["--max-steps", "0"], "--max-steps: is '0', expected a whole number, 1 or more"),
+        (["--max-steps", "many"], "--max-steps: is 'many', expected a whole number, 1 or more"),
         (["--none"], "--none"),
     ],
 )

@@ -28,10 +28,12 @@ def service() -> Iterator[ContractService]:
         yield made
 
 
-def bridge(service: ContractService, folder: Path, words: str, said: list[str] | None = None) -> Gamecores:
+def bridge(
+    service: ContractService, folder: Path, words: str, said: list[str] | None = None, *, is_inner: bool = True
+) -> Gamecores:
     config = GamecoreConfig(command=f"brayx gamecore {words} --url {{tcp_url}} --quiet")
     lines = [] if said is None else said
-    return Gamecores([config], service.urls, folder, lines.append, lines.append, service.host)
+    return Gamecores([config], service.urls, folder, lines.append, lines.append, service.host if is_inner else None)
 
 
 def port_in(said: list[str]) -> int:
@@ -95,15 +97,13 @@ def test_a_build_that_ends_too_often_is_the_end_of_the_job(
 ) -> None:
     monkeypatch.setattr("brayx.restarts._FIRST_S", 0.01)
     words = """unity --listen 0 --restarts 1 --num 2 --command "sh -c 'echo no screen; exit 5'" """
-    config = GamecoreConfig(command=f"brayx gamecore {words} --url {{tcp_url}} --quiet")
     failed: list[str] = []
-    games = Gamecores([config], service.urls, tmp_path, failed.append, doors=service.host if is_inner else None)
-    with games:
+    with bridge(service, tmp_path, words, failed, is_inner=is_inner) as games:
         until(lambda: games.failures, "it has failed")
         with pytest.raises(StartupError) as given_up:
             games.check()
-    (line,) = failed
-    assert given_up.value.message == line
+    line = given_up.value.message
+    assert failed.count(line) == 1
     match = re.fullmatch(
         r"build 0 ended 2 times within 60 s, the last time with status 5 after 0 s, and restarts is 1: start sh by "
         r"hand to see why, or allow more .*; it said: no screen; its whole output: (.*)",
@@ -116,18 +116,19 @@ def test_a_build_that_ends_too_often_is_the_end_of_the_job(
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("words", "line", "is_inner"),
     [
-        ("godot --listen 0 --no-such-option", "unrecognized arguments: --no-such-option"),
-        ("godot --listen 0 --max-ticks 3", "max_ticks is 3"),
-        ("unity --command ./no-such-build", "'./no-such-build' cannot be started"),
+        ("godot --listen 0 --no-such-option", "unrecognized arguments: --no-such-option", True),
+        ("godot --listen 0 --max-ticks 3", "max_ticks is 3", True),
+        ("godot --listen 0 --max-ticks 3", "max_ticks is 3", False),
+        ("unity --command ./no-such-build", "'./no-such-build' cannot be started", True),
     ],
 )
 def test_what_ends_a_bridge_is_a_failure_with_its_reason(
-    service: ContractService, tmp_path: Path, words: str, line: str
+    service: ContractService, tmp_path: Path, words: str, line: str, is_inner: bool
 ) -> None:
     failed: list[str] = []
-    with bridge(service, tmp_path, words, failed) as games:
+    with bridge(service, tmp_path, words, failed, is_inner=is_inner) as games:
         until(lambda: games.failures, "it has failed")
         until(lambda: len(failed) > 1, "the reason is said")
     assert line in failed[0]
