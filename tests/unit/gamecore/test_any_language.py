@@ -178,6 +178,11 @@ def test_the_guide_shows_the_game_of_a_new_project(tmp_path: Path, file: str) ->
     assert source(game.suffix, tmp_path).read_text() == game.read_text()
 
 
+def test_the_guide_counts_the_lines_of_its_games(tmp_path: Path) -> None:
+    js, cs, go = (source(suffix, tmp_path).read_text().count("\n") for suffix in (".mjs", ".cs", ".go"))
+    assert f"{js} lines of JavaScript, {cs} of C# or {go} of Go" in GUIDE.read_text()
+
+
 def compiled_by_mono(folder: Path, *files: Path) -> Path:
     """The program that Mono's compiler makes of the files."""
     program = folder / "game.exe"

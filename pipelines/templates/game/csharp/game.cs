@@ -1,5 +1,5 @@
 using System;
-using System.IO;
+using System.Linq;
 using System.Net.Http;
 using System.Text;
 
@@ -12,22 +12,14 @@ static class Game
 
     static byte[] Step(string url, string session, string kind, byte[] body)
     {
-        var request = new HttpRequestMessage(HttpMethod.Post, url + "/step") { Content = new ByteArrayContent(body) };
-        request.Headers.Add("session", session);
-        request.Headers.Add("step-kind", kind);
-        var response = Http.SendAsync(request).Result;
+        var content = new ByteArrayContent(body) { Headers = { { "session", session }, { "step-kind", kind } } };
+        var response = Http.PostAsync(url + "/step", content).Result;
         var reply = response.Content.ReadAsByteArrayAsync().Result;
-        if (!response.IsSuccessStatusCode) throw new Exception(Encoding.UTF8.GetString(reply));
-        return reply;
+        return response.IsSuccessStatusCode ? reply : throw new Exception(Encoding.UTF8.GetString(reply));
     }
 
-    static byte[] Body(float reward, byte flags, float place, float goal)
-    {
-        var stream = new MemoryStream();
-        var writer = new BinaryWriter(stream);  // little-endian on every machine
-        writer.Write(reward); writer.Write(flags); writer.Write(place); writer.Write(goal);
-        return stream.ToArray();
-    }
+    static byte[] Body(float reward, byte flags, params float[] walk) =>  // little-endian, as .NET's machines are
+        BitConverter.GetBytes(reward).Append(flags).Concat(walk.SelectMany(BitConverter.GetBytes)).ToArray();
 
     static void Main(string[] args)
     {
@@ -41,8 +33,7 @@ static class Game
             float place = (float)random.NextDouble() * 2 - 1, goal = (float)random.NextDouble() * 2 - 1, reward = 0;
             for (int ticks = 0; reward < 1 && ticks < 40; ticks++)
             {
-                var reply = Step(args[0], session, "tick", Body(reward, 0, place, goal));
-                place += new BinaryReader(new MemoryStream(reply)).ReadSingle();
+                place += BitConverter.ToSingle(Step(args[0], session, "tick", Body(reward, 0, place, goal)), 0);
                 reward = Math.Abs(place - goal) < 0.1f ? 1 : -0.02f;
                 sum += reward;
             }
