@@ -38,6 +38,7 @@ from brayx.bridges.unity_wire import (
     UNMODIFIED,
     UnityBehaviour,
     actions_message,
+    outdated,
     parse_message,
     quit_message,
     reset_message,
@@ -168,6 +169,8 @@ class UnityPort:
         self._peer, self._calls = peer, 1
         self.has_left.clear()
         self._former = "" if self._former == peer else self._former
+        if lack := outdated(hello.communicator_version):
+            self._run.say(f"{self._name} plays, but {lack}")
         return answer
 
     async def _leave(self, line: str = "") -> None:
@@ -184,7 +187,9 @@ class UnityPort:
         for announced in output.hello.behaviours:
             self._announced[announced.name] = announced
             if behaviour := self._behaviours.get(announced.name):
-                behaviour.check_same(announced, lists[announced.name].agents)
+                # Reading a key of a message's map adds it.
+                agents = lists[announced.name].agents if announced.name in lists else ()
+                behaviour.check_same(announced, agents)
         self._statistics.update(statistics(output.agents.side_channel))
         if len(self._statistics) > _MAX_STATISTICS:
             raise BadBody(

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import struct
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,7 @@ GO_ON, QUIT = 200, 400
 MAX_MESSAGE_BYTES = 256 * 2**20
 VERSION = "1.5.0"
 """The communicator that the answers speak; ML-Agents' packages 2.0 to 4.0 have it."""
+_OUTDATED = re.compile(r"1\.[0-4]\b")
 _PYTHON_PACKAGE = "1.1.0"
 """The trainer's package that speaks it; the game only writes it to its log."""
 CONTINUOUS, BRANCH = "continuous", "branch_{}"
@@ -96,6 +98,13 @@ def welcome(hello: pb.Hello, seed: int, num_areas: int = 1) -> pb.Message:
         num_areas=num_areas,
     )
     return pb.Message(header=pb.Header(status=GO_ON), input=pb.Input(welcome=answer))
+
+
+def outdated(version: str) -> str:
+    """What a communicator of an older minor version lacks, and what to do; empty: it lacks nothing."""
+    if not _OUTDATED.match(version):
+        return ""
+    return f"its communicator {version:.20} is older than {VERSION}: it has no groups and no Buffer Sensors; {_UPDATE}"
 
 
 def reset_message(side_channel: bytes) -> pb.Message:

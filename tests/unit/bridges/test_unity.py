@@ -271,6 +271,17 @@ def test_calls_that_begin_wrongly(
     assert line in said(capsys)
 
 
+@pytest.mark.parametrize(("version", "lines"), [("1.3.0", 1), ("1.5.0", 0), ("1.12.0", 0), ("1", 0)])
+def test_an_older_communicator_plays_and_one_line_says_what_it_lacks(
+    version: str, lines: int, service: ContractService, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Bridge(service) as bridge, Caller(bridge.ports[0]) as caller:
+        assert caller.call(hello(version)).header.status == 200
+        caller.call(leaving())
+    line = f"plays, but its communicator {version} is older than 1.5.0: it has no groups and no Buffer Sensors; update"
+    assert said(capsys).count(line) == lines
+
+
 def test_a_fault_of_a_build_says_what_to_do(service: ContractService, capsys: pytest.CaptureFixture[str]) -> None:
     command = shlex.join([sys.executable, "-c", "input()"])  # the calls are the test's
     with Bridge(service, command=command) as bridge, Caller(bridge.ports[0]) as caller:
@@ -296,6 +307,12 @@ def test_unknown_second_and_changed_behaviours(service: ContractService, capsys:
                 assert caller.call(first).header.status == 200
                 assert caller.call(message).header.status == 400
             assert line in said(capsys)
+        with connected(bridge) as caller:  # announced again without its agents
+            caller.call(agents_message({BEHAVIOUR: [one(1)]}, [behaviour()]))
+            answer = caller.call(agents_message({}, [behaviour()]))
+            assert answer.header.status == 200
+            assert not answer.input.actions.by_behaviour
+            caller.call(leaving())
         with connected(bridge) as caller:  # sides of one behaviour
             sides = {f"{BEHAVIOUR}?team={team}": [one(team)] for team in (0, 1)}
             answer = caller.call(agents_message(sides, [behaviour(name) for name in sides]))
