@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from brayx.errors import ModelNotFound
 from brayx.jobs.contracts import BEHAVIOUR_TAG, CONTRACT_TAG, plain_name
 from brayx.metrics import BEST_METRIC, ERROR_OF_BEST, GAMES_OF_BEST, games_text, significant
@@ -167,9 +169,10 @@ def is_chance(lead: float, error: float) -> bool:
 
 def _mark(trial: Trial, best: Checkpoint) -> None:
     """Adds a checkpoint's return to the trial's curve, at its place on the curve's x axis."""
-    x = next((x for x, steps in trial.history(CHARTS["env_steps"]) if steps >= best.step), None)
-    if x is not None:
-        trial.log_metrics({RETURN_CHART: best.metrics[BEST_METRIC]}, x, best.saved_at_s)
+    points = trial.history(CHARTS["env_steps"])
+    if points and points[-1][1] >= best.step:
+        x = np.interp(best.step, [steps for _, steps in points], [x for x, _ in points])
+        trial.log_metrics({RETURN_CHART: best.metrics[BEST_METRIC]}, round(x), best.saved_at_s)
 
 
 def without_champion(trial: Trial, target_games: int | None) -> str:
