@@ -84,8 +84,10 @@ def test_builds_run_in_the_jobs_folder_and_their_end_is_said(service: ContractSe
     build.write_text(f'#!/bin/sh\necho "$*" >> flags\n{play}\n')
     build.chmod(0o755)
     said: list[str] = []
-    with bridge(service, tmp_path, "godot --command ./game.x86_64 --no-headless", said):
-        until(lambda: any("build 0 ended with status 3" in line for line in said), "the build has ended")
+    with bridge(service, tmp_path, "godot --command ./game.x86_64 --no-headless", said) as games:
+        ended = "build 0 ended with status 3"
+        until(lambda: games.failures or any(ended in line for line in said), "the build or the bridge has ended")
+    assert not games.failures, said
     assert service.sessions
     flags = (tmp_path / "flags").read_text().splitlines()[0]
     assert re.fullmatch(r"--port=\d+", flags), "all else is as exported"
