@@ -91,7 +91,7 @@ test-lowest: ## the unit and integration tests with the oldest packages that pyp
 bench: setup ## the tables of docs/benchmarks.md
 	$(BIN)/python -m pip install --quiet --no-build-isolation --constraint requirements.lock --editable '.[bench]'
 	for each in ticks train; do $(BIN)/python -m benchmarks.$$each $(ARGS); done
-	for each in "bridges --install" "ticks --images" "ticks --many" layers forward replay league recording console wire scaling; do $(BIN)/python -m benchmarks.$$each; done
+	for each in "bridges --install" first_agent "ticks --images" "ticks --many" layers forward replay league recording console wire scaling; do $(BIN)/python -m benchmarks.$$each; done
 
 lock: ## write requirements.lock anew from pyproject.toml
 	@folder=$$(mktemp -d); trap 'rm -rf "$$folder"' EXIT; \
