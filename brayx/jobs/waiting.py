@@ -60,7 +60,9 @@ class WaitingJob(abc.ABC):
         Raises:
             StartupError: the job's own gamecores fail, and send none in time; or one ends too often.
         """
-        waiting = f"waiting for a game: it connects to {', '.join(self.urls.values())}"
+        waiting = "waiting for a game"
+        if not self.games.num:  # a bridge of the job says itself where its games connect
+            waiting += f": it connects to {', '.join(self.urls.values())}"
         absence, failed_at, failing_since = Absence(), 0.0, math.inf
         failures, last = 0, ""
         contract = self.next(0.0)

@@ -307,6 +307,7 @@ def test_a_bridge_that_cannot_listen_says_so_once(monkeypatch: pytest.MonkeyPatc
             monkeypatch.setattr("brayx.jobs.waiting._CONNECT_S", 0.0)
             with pytest.raises(StartupError, match=f"port {port} is taken"):
                 waiting.wait()
+    assert "waiting for a game" in said, "the job's doors are not where its engine connects"
     lines = [line for line in said if "is taken" in line]
     assert len(lines) == 1
     assert re.fullmatch(rf"port {port} is taken: .*--set game.listen=PORT.*; next try in 1 s", lines[0])
