@@ -12,7 +12,9 @@ import onnxruntime as ort
 
 from brayx.bridges.unity import run_games
 from brayx.gamecore.contract import Contract
+from brayx.replay.files import Dataset
 from tests.end_to_end.jobs import FREE_PORTS, ROOT, brayx, said_on_failure, setting, without_ray
+from tests.guide_job import guide_job
 from tests.unity_game import expert_demo
 
 BUILD = f"{sys.executable} -m tests.unity_game --agents 8 --runners 8 --limit 40"
@@ -83,3 +85,14 @@ def test_a_project_of_mlagents_changes_one_word(tmp_path: Path) -> None:
     with brayx(tmp_path, "mlagents-learn", *words, *options, environment=environment) as again, said_on_failure(again):
         assert again.ended() == 2
     assert "project 'chase' has a run 'first': --resume goes on with it, --force starts a new one" in again.err
+
+
+def test_the_guides_clone_needs_no_game(tmp_path: Path) -> None:
+    (tmp_path / "demos").mkdir()
+    (tmp_path / "demos" / "expert.demo").write_bytes(expert_demo())
+    words = ["train", guide_job(tmp_path, "unity", "agent", "actor"), *setting("console_port=null")]
+    with brayx(tmp_path, *words, environment=without_ray(tmp_path)) as train, said_on_failure(train):
+        assert train.ended() == 0
+    assert "no more transitions to learn from" in train.out
+    demonstrated = sum(len(episode) for episode in Dataset(tmp_path / "demos" / "expert.demo"))
+    assert f"\n  {100 * demonstrated:,} env steps, 0 games\n" in train.out

@@ -76,7 +76,7 @@ URL = "http://127.0.0.1:8000"
 
 NOT_RUN = {
     "needs a champion that was trained with a contract; tests/unit/jobs/test_export.py exports one",
-    "needs a recorded file; tests/unit/replay/test_engine_demos.py reads one",
+    "needs a recorded file; tests/end_to_end/test_unity.py clones one",
     "reads recordings; tests/unit/recording/test_forgetting.py does the same",
     "minutes of training",
     "trains for seconds; tests/unit/algorithms/test_own.py runs it",
