@@ -17,19 +17,17 @@ from typing import Any
 import numpy as np
 import optree
 
-from brayx.actions import MASKED
 from brayx.actor.agent import Agent, State, forward, pinned, push, record, services_in_use
 from brayx.actor.decode import sample_action
 from brayx.actor.groups import Groups
+from brayx.actor.limits import ActionLimits
 from brayx.actor.rows import RowMemory, forward_rows
 from brayx.actor.trajectories import BROKEN_OFF, GOES_ON, TERMINATED, TRUNCATED, Piece, Rows, Trajectories, ends_of
-from brayx.errors import BadBody, BadLimits
-from brayx.gamecore.contract import ActionPart, Contract
+from brayx.errors import BadBody
+from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_actions import named_actions, named_rows
-from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.contract_rows import MAX_ROWS
 from brayx.gamecore.contract_ticks import Tick
-from brayx.spaces import MASK
 from brayx.types import NOT_LEARNED, Forward, NestedArray, Step, flatten
 
 _POLICY = ("logits", "mean", "log_std", "tanh_mean", "tanh_log_std", "latent", "sde_std")
@@ -64,7 +62,7 @@ class ContractAgent(Agent):
         if state.input is None:
             raise BadBody("a game with a contract has sessions, not stateless calls: send a start with its contract")
         self.contract: Contract = state.input["contract"]
-        self.limits = ActionLimits.of(self.contract, state.input)
+        self.limits: ActionLimits = state.input["limits"]
         if self.explores:
             self.limits.check_learnable()
         self.rng = np.random.default_rng([config["seed"], *state.session.encode()])
@@ -95,7 +93,7 @@ class ContractAgent(Agent):
         tick: Tick = state.input
         if self._groups is not None:
             self._groups.check(tick)
-        limits = self.limits.with_tick(tick)
+        limits = self.limits.with_more(tick)
         obs = limits.observed(tick) if self.explores else tick.obs
         result = await (
             forward(self.model, self.model_input(obs)) if tick.agents is None else self._forward_rows(tick, obs)
@@ -107,13 +105,13 @@ class ContractAgent(Agent):
         if not self.explores:
             policy = limits.limited(policy)
         action, log_prob = sample_action(policy, self.rng, greedy=not self.explores)
+        action = limits.played(action)
+        named = named_actions if tick.agents is None else named_rows
+        state.output.update(limits.replied(named(self.contract, action)))
         # The state of a recurrent policy before the step.
         memory = flatten(outputs["state"], "state") if "state" in outputs else {}
         value = outputs.get("value")
-        if tick.agents is None:
-            state.output.update({**named_actions(self.contract, action), **limits.numbers})
-        else:
-            state.output.update(named_rows(self.contract, action, limits.numbers))
+        if tick.agents is not None:
             action, log_prob, version, memory, value = _spread((action, log_prob, version, memory, value), tick)
         if value is not None:
             state.value = np.asarray(value)
@@ -278,115 +276,6 @@ def _spread(values: Any, tick: Tick) -> Any:
         return array
 
     return optree.tree_map(of_all, values)
-
-
-class ActionLimits:
-    """A designer's limits: choices that the agent may not take, and actions that it must.
-
-    Args:
-        contract: the game's.
-        forbidden, forced: as in `brayx.gamecore.contract_ticks.Tick`.
-
-    Attributes:
-        numbers: the continuous actions that are forced, by name.
-    """
-
-    def __init__(self, contract: Contract, forbidden: Mapping[str, tuple[int, ...]], forced: Mapping[str, Any]) -> None:
-        self._contract, self._forbidden, self._forced = contract, forbidden, forced
-        self.numbers = {part.name: forced[part.name] for part in contract.continuous if part.name in forced}
-        self._allowed = [self._choices(part) for part in contract.discrete] if forbidden or forced else []
-
-    @classmethod
-    def of(cls, contract: Contract, start: Mapping[str, Any]) -> ActionLimits:
-        """The limits that a start has for its whole session.
-
-        Raises:
-            BadBody: one does not fit the contract.
-        """
-        if not start.get("forbidden") and not start.get("forced"):
-            return cls(contract, {}, {})
-        return cls(contract, *ContractBodies(contract).limits(start))
-
-    def with_tick(self, tick: Tick) -> ActionLimits:
-        """These limits and those of a tick, whose forced actions come first."""
-        if not tick.forbidden and not tick.forced:
-            return self
-        forbidden = {
-            name: (*self._forbidden.get(name, ()), *tick.forbidden.get(name, ()))
-            for name in (*self._forbidden, *tick.forbidden)
-        }
-        return ActionLimits(self._contract, forbidden, {**self._forced, **tick.forced})
-
-    def observed(self, tick: Tick) -> dict[str, np.ndarray]:
-        """The observations of a tick, for a model that learns: the limits are in its mask, so that it knows which
-        actions it had.
-
-        Raises:
-            BadLimits: an action with limits has no mask; or no choice is left.
-        """
-        if not self._forbidden and not self._forced:
-            return tick.obs
-        self.check_learnable()
-        mask, acting = tick.obs[MASK] * np.concatenate(self._allowed), tick.acting
-        choosing = mask if acting is None else mask[acting]
-        first = 0
-        for part, allowed in zip(self._contract.discrete, self._allowed, strict=True):
-            self._check(part.name, allowed, bool(choosing[..., first : first + part.size].any(-1).all()))
-            first += part.size
-        return {**tick.obs, MASK: mask}
-
-    def check_learnable(self) -> None:
-        """Refuses limits that a model which learns could not see in its mask.
-
-        Raises:
-            BadLimits: an action with limits has no mask.
-        """
-        for part in self._contract.actions:
-            for group, limits in (("forbidden", self._forbidden), ("forced", self._forced)):
-                if part.name not in limits or part.mask:
-                    continue
-                raise BadLimits(
-                    f"{group}.{part.name} limits an action while the model learns: "
-                    + (
-                        "numbers can be forced only while a model is served"
-                        if part.kind == "continuous"
-                        else 'expected "mask": true for it in the contract, or a served model'
-                    ),
-                    field=f"{group}.{part.name}",
-                )
-
-    def limited(self, policy: dict[str, Any]) -> dict[str, Any]:
-        """The policy of a served model without the choices that are not allowed.
-
-        Raises:
-            BadLimits: no choice is left.
-        """
-        if not self._allowed:
-            return policy
-        logits = policy["logits"]
-        heads = logits if isinstance(logits, tuple) else (logits,)
-        limited = []
-        for part, head, allowed in zip(self._contract.discrete, heads, self._allowed, strict=True):
-            limited.append(np.where(allowed, head, np.float32(MASKED)))
-            self._check(part.name, allowed, bool((limited[-1].max(-1) > MASKED / 2).all()))
-        return {**policy, "logits": tuple(limited) if isinstance(logits, tuple) else limited[0]}
-
-    def _choices(self, part: ActionPart) -> np.ndarray:
-        """uint8 ``[size]``: 1 for a choice that is allowed."""
-        if part.name in self._forced:
-            allowed = np.zeros(part.size, np.uint8)
-            allowed[self._forced[part.name]] = 1
-            return allowed
-        allowed = np.ones(part.size, np.uint8)
-        allowed[list(self._forbidden.get(part.name, ()))] = 0
-        return allowed
-
-    def _check(self, name: str, allowed: np.ndarray, is_left: bool) -> None:
-        """Refuses limits of an action that leave no choice; ``allowed`` has those of the limits alone."""
-        if not is_left:
-            limit = f"{'forced' if name in self._forced else 'forbidden'}.{name}"
-            given = f"{limit} and mask leave" if allowed.any() else f"{limit} leaves"
-            raise BadLimits(f"{given} no choice, expected at least one", field=limit)
 
 
 def with_reward(agent: type[ContractAgent], function: Callable[[Tick], float]) -> type[ContractAgent]:

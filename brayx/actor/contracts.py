@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from brayx.actor.codec import Codec, dumps_json
+from brayx.actor.limits import ActionLimits, limits_for
 from brayx.errors import BadBody, ConfigError
 from brayx.gamecore.contract import VERSION, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
@@ -139,10 +140,14 @@ class ContractCodec(Codec):
         contract: of a session the game's; before that the job's.
         rows: the session has several agents, with a row for each in its ticks.
         missing: what the model gets for observations that the game's contract lacks; before that, that it may lack.
+        limits: the actor's options ``forbidden`` and ``forced``.
+        learns: the model learns.
     """
 
     contract: Contract = field(default_factory=Contract)
     missing: Mapping[str, np.ndarray] = field(default_factory=dict)
+    limits: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    learns: bool = False
     rows: bool = False
     _opened: dict[bytes, tuple[ContractCodec, dict[str, Any]]] = field(default_factory=dict, compare=False, repr=False)
 
@@ -151,7 +156,8 @@ class ContractCodec(Codec):
         return RowBodies(self.contract) if self.rows else ContractBodies(self.contract)
 
     def opened(self, start: bytes) -> tuple[ContractCodec, Any]:
-        """See `Codec.opened`. A start is JSON in every encoding; in the parsed one, ``contract`` is the `Contract`.
+        """See `Codec.opened`. A start is JSON in every encoding; in the parsed one, ``contract`` is the `Contract`, and
+        ``limits`` are the `ActionLimits` of the session: the job's and its own.
 
         Games repeat their start for each episode: the newest ones are kept, since parsing takes longer than some ticks.
         """
@@ -173,12 +179,16 @@ class ContractCodec(Codec):
         has_rows = document.get("rows", False)
         if not isinstance(has_rows, bool):
             raise BadBody(f"rows is {has_rows!r:.80}, expected true or false", field="rows")
-        return ContractCodec(contract=contract, missing=missing, rows=has_rows), {**document, "contract": contract}
+        of_job = ActionLimits.of_job(contract, self.limits, learns=self.learns)
+        limits = of_job.with_more(ActionLimits.of(contract, document))
+        opened = {**document, "contract": contract, "limits": limits}
+        return ContractCodec(contract=contract, missing=missing, limits=self.limits, rows=has_rows), opened
 
     def started(self, output: Any) -> bytes:
         """See `Codec.started`."""
         contract = self.contract
-        return dumps_json({"contract": VERSION, "id": contract.id, **output, "encoding": contract.encoding}).encode()
+        head = {"contract": VERSION, "id": contract.id, **output, "encoding": contract.encoding}
+        return dumps_json(head | limits_for(contract, self.limits)).encode()
 
     def decode(self, body: bytes) -> Any:
         """See `Codec.decode`."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from brayx.gamecore.contract import Contract
+from brayx.gamecore.contract import ActionPart, Contract
 
 
 def named_actions(contract: Contract, action: np.ndarray) -> dict[str, Any]:
@@ -30,13 +30,12 @@ def named_actions(contract: Contract, action: np.ndarray) -> dict[str, Any]:
     return named
 
 
-def named_rows(contract: Contract, action: np.ndarray, forced: Mapping[str, np.ndarray] = {}) -> dict[str, np.ndarray]:
+def named_rows(contract: Contract, action: np.ndarray) -> dict[str, np.ndarray]:
     """As `named_actions`, of several actions: int64 ``[N]`` and float64 ``[N, size]``.
 
     Args:
         contract: the game's.
         action: the actions of a policy, ``[N, ...]``.
-        forced: continuous actions that are given instead, ``[size]`` each.
     """
     rows = action.reshape(len(action), -1)
     named = {part.name: rows[:, index].astype(np.int64) + part.start for index, part in enumerate(contract.discrete)}
@@ -45,10 +44,15 @@ def named_rows(contract: Contract, action: np.ndarray, forced: Mapping[str, np.n
         low, high, half = part.bounds
         numbers = low + (rows[:, first : first + part.size] + 1.0) * half
         named[part.name] = np.minimum(np.maximum(numbers, low), high)
-        if part.name in forced:
-            named[part.name] = np.broadcast_to(forced[part.name], numbers.shape)
         first += part.size
     return named
+
+
+def scaled(part: ActionPart, numbers: Any) -> np.ndarray:
+    """The numbers of a continuous action, ``[..., size]`` within its bounds, on the policy's scale; float64."""
+    low, _, half = part.bounds
+    on_scale: np.ndarray = (np.asarray(numbers, np.float64) - low) / half - 1
+    return on_scale
 
 
 def policy_action(contract: Contract, actions: Mapping[str, Any]) -> np.ndarray:
@@ -64,11 +68,8 @@ def policy_action(contract: Contract, actions: Mapping[str, Any]) -> np.ndarray:
     choices = [actions[part.name] - part.start for part in contract.discrete]
     if not contract.continuous:
         return np.asarray(choices if len(choices) > 1 else choices[0], np.int64)
-    numbers: list[float] = []
-    for part in contract.continuous:
-        low, _, half = part.bounds
-        numbers += ((np.asarray(actions[part.name], np.float64) - low) / half - 1).tolist()
-    return np.asarray([*choices, *numbers], np.float32)
+    numbers = [scaled(part, actions[part.name]) for part in contract.continuous]
+    return np.concatenate([choices, *numbers]).astype(np.float32)
 
 
 def policy_rows(contract: Contract, actions: Mapping[str, np.ndarray]) -> np.ndarray:
@@ -82,7 +83,5 @@ def policy_rows(contract: Contract, actions: Mapping[str, np.ndarray]) -> np.nda
     if not contract.continuous:
         return np.stack(choices, -1) if len(choices) > 1 else choices[0]
     columns = [choice[:, np.newaxis] for choice in choices]
-    for part in contract.continuous:
-        low, _, half = part.bounds
-        columns.append((actions[part.name].astype(np.float64) - low) / half - 1)
+    columns += [scaled(part, actions[part.name]) for part in contract.continuous]
     return np.concatenate(columns, -1).astype(np.float32)

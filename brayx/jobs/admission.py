@@ -13,9 +13,9 @@ from typing import Any
 
 from brayx.actor.actor import Actor
 from brayx.actor.config import ActorConfig
-from brayx.actor.contract_agent import ActionLimits
 from brayx.actor.contracts import behaviour_of, contract_of, unknown_behaviour
 from brayx.actor.examples import contract_example
+from brayx.actor.limits import ActionLimits
 from brayx.errors import BadBody, Overloaded, ServiceFull
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.protocol import StepRequest
