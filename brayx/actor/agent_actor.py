@@ -26,6 +26,7 @@ from brayx.actor.contracts import ContractCodec, behaviour_of, missing_arrays, u
 from brayx.actor.episodes import Episodes
 from brayx.actor.failures import SessionFailures
 from brayx.actor.games import Games, Seat
+from brayx.actor.limits import ActionLimits
 from brayx.actor.logs import REQUESTED, SessionLog, SessionLogOpener, SessionLogs
 from brayx.actor.models import Arms, Carried, SessionModels
 from brayx.actor.players import (
@@ -102,7 +103,8 @@ class AgentActorFactory:
             **parts: values for the attributes from `recorders` on, but `games`.
 
         Raises:
-            ConfigError: a module or class does not exist, or ``missing`` does not fit the contract.
+            ConfigError: a module or class does not exist, or ``missing``, ``forbidden`` or ``forced`` does not fit the
+                contract.
         """
 
         def message(options: MessageConfig | None) -> Any:
@@ -110,8 +112,10 @@ class AgentActorFactory:
 
         if config.serialize == "contract":
             contract = Contract.parse(job["contract"])
-            missing = missing_arrays(contract, config.missing) if config.missing and job["mode"] == "serve" else {}
-            codec: Codec = ContractCodec(contract=contract, missing=missing)
+            learns = job["mode"] != "serve"
+            missing = missing_arrays(contract, config.missing) if config.missing and not learns else {}
+            ActionLimits.of_job(contract, config.limits, learns=learns)
+            codec: Codec = ContractCodec(contract=contract, missing=missing, limits=config.limits, learns=learns)
         else:
             codec = Codec(config.serialize, message(config.tick_input_proto), message(config.tick_output_proto))
         classes = {name: load(agents[name].module, agents[name].class_name, folder) for name in config.agents}

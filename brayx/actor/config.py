@@ -139,6 +139,12 @@ class ActorConfig(SessionConfig):
     missing: dict[str, Any] = {}
     """Observations that a game's contract may lack while the model is served, by name: a number, for all values, or a
     value as a tick has it."""
+    forbidden: dict[str, list[int]] = {}
+    """Choices that no session may take, by discrete action, as ``{dash: [1]}``; a start and a tick may add more. While
+    a model learns, only actions with a mask can have them."""
+    forced: dict[str, Any] = {}
+    """Actions that each session must take, by name, as ``{dash: 0, steer: [0, 0]}``; a start's win over these, and a
+    tick's over both. While a model learns, only actions with a mask can be forced."""
     reward: str | None = None
     """Function ``module.function`` with the reward of a tick by contract, ``(tick)``, the module searched in the YAML
     file's folder first; null: the tick's own, or its named rewards by their weights."""
@@ -187,6 +193,18 @@ class ActorConfig(SessionConfig):
         native = {option: (self.native_host, port) for option, port in self.own_ports.items()}
         doors = {"port": (self.host, self.port), **native}
         return {f"{actor}.{option}": (host, port) for option, (host, port) in doors.items() if port}
+
+    @property
+    def limits(self) -> dict[str, dict[str, Any]]:
+        """The options ``forbidden`` and ``forced``, as a start has them."""
+        return {"forbidden": dict(self.forbidden), "forced": dict(self.forced)}
+
+    @field_validator("forbidden", "forced")
+    @classmethod
+    def _limits_a_contract(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if value and info.data.get("serialize", "contract") != "contract":
+            raise ValueError("{}, because serialize is not contract")
+        return value
 
     @field_validator("reward")
     @classmethod

@@ -175,7 +175,7 @@ def train_on(
         if layout is None:
             _, layout = check_job(first)
             _check_weights(first, name, uri, resume)
-            notes = contract_lines(parse_contract(first.contract))
+            notes = contract_lines(first)
         parts = first, actor_of(first), layout, trial.name, uri, InProcessClerk(trial), log_interval, notes
         return _RayTraining(*parts, cluster=cluster, whole=whole, waiting=waiting).run()
 

@@ -30,6 +30,7 @@ from brayx.errors import ConfigError, StartupError
 from brayx.jobs.checks import check_one_contract
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig, only
+from brayx.jobs.contracts import by_contract, check_served_limits
 from brayx.jobs.recorded import with_contract
 from brayx.jobs.weights import pool_args, pooled, sources_of
 from brayx.league.served import served_league
@@ -154,7 +155,8 @@ def serving_application(
     """The application that serves a job; arguments as in `ServeArgs`.
 
     Raises:
-        ConfigError: the job's code cannot be loaded; the levels file is wrong; or there is no league of this trial.
+        ConfigError: the job's code cannot be loaded; the levels file or a limit of the actor is wrong; or there is no
+            league of this trial.
         TrackingError: the registry cannot be read, or has no version that ``models`` names.
     """
     actor = only("actor", job.actors, actor)
@@ -162,6 +164,8 @@ def serving_application(
     check_code(job, [actor], mode="serve")
     weights = sources_of(job, uri, models or {})
     job = with_contract(job, weights)
+    job = next(iter(by_contract(job)), job)
+    check_served_limits(by_contract(job))
     league = served_league(job, uri, weights, trial=trial, on_ray=True)
     directory = _directory(job, actor)
     pool = _pool(job, uri, directory, weights, league.versions)

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     from brayx.jobs.checks import check_before_games, check_files, check_learning
     from brayx.jobs.code import check_code
     from brayx.jobs.config import JobConfig
-    from brayx.jobs.contracts import built, by_contract
+    from brayx.jobs.contracts import built, by_contract, check_served_limits
     from brayx.jobs.options import documented
     from brayx.jobs.sources import Opened
 
@@ -44,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(contract)
     job = JobConfig.load(arguments.config, overrides)
     check_code(job, job.actors, mode="train")
+    check_served_limits(by_contract(job))
     opened: Opened = {}
     check_files(job, opened)
     if job.needs_contract:

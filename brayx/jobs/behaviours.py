@@ -18,7 +18,7 @@ from brayx.errors import BrayxError, ConfigError, StartupError
 from brayx.jobs.champion import behaviour_pool, drawn_curve
 from brayx.jobs.checks import check_learning
 from brayx.jobs.config import JobConfig, only
-from brayx.jobs.contracts import contract_lines, parse_contract, plain_name
+from brayx.jobs.contracts import check_limits, contract_lines, parse_contract, plain_name, unused_limits
 from brayx.jobs.document import nearest
 from brayx.jobs.result import promote
 from brayx.jobs.sources import Sources
@@ -179,7 +179,7 @@ class Behaviours(Trainees[T]):
                 trainee.end("FINISHED" if finished else "KILLED")
 
     def _say_missing(self) -> None:
-        """Says once which behaviours have options but are in no game."""
+        """Says once which behaviours have options but are in no game, and which limits are of no game's action."""
         if self._missing_at < math.inf:
             self._missing_at = math.inf
             for name in self._lobby.job.behaviours:
@@ -187,6 +187,8 @@ class Behaviours(Trainees[T]):
                     self._say(
                         f"behaviours.{name} has no effect: no game has this behaviour{nearest(name, self._announced)}"
                     )
+            for line in unused_limits([*self._jobs.values()]):
+                self._say(line)
 
     def _begin(self, contract: Contract) -> bool:
         """Makes the learner of a behaviour that has appeared. Returns False if it cannot be learned and is refused."""
@@ -203,7 +205,7 @@ class Behaviours(Trainees[T]):
         self._jobs[name], self.trainees[name] = job, trainee
         self.mains.append(name)
         self._starting[name] = time.monotonic() + READY_TIMEOUT_S
-        for line in (f"behaviour {name!r} begins to learn", *contract_lines(contract)):
+        for line in (f"behaviour {name!r} begins to learn", *contract_lines(job)):
             self._say(line)
         return True
 
@@ -293,7 +295,7 @@ def further_job(job: JobConfig, contract: Contract, names: Collection[str]) -> J
         names: the other behaviours.
 
     Raises:
-        ConfigError: its trial and model would be named like another one's.
+        ConfigError: its trial and model would be named like another one's, or limits of the job do not fit it.
     """
     name = contract.behaviour
     if plain_name(name) in map(plain_name, names):
@@ -302,7 +304,9 @@ def further_job(job: JobConfig, contract: Contract, names: Collection[str]) -> J
     trainer = only("trainer", own.trainers)
     if own.trainers[trainer].initial_weights == job.trainers[only("trainer", job.trainers)].initial_weights:
         own = own.with_initial_weights(None)
-    return own.model_copy(update={"contract": contract.as_dict()})
+    own = own.model_copy(update={"contract": contract.as_dict()})
+    check_limits(own, learns=True)
+    return own
 
 
 def joined_snapshots(snapshots: Mapping[str, Snapshot]) -> Snapshot:

@@ -17,7 +17,7 @@ from brayx.gamecore.auth import Keys
 from brayx.guard import program
 from brayx.jobs.code import check_code, scripts_of
 from brayx.jobs.config import JobConfig, job_of, only
-from brayx.jobs.contracts import by_contract, parse_contract
+from brayx.jobs.contracts import by_contract, check_limits, parse_contract
 from brayx.jobs.gamecores import gamecores_of
 from brayx.jobs.inner_bridge import BRIDGES, options_of
 from brayx.jobs.sources import Opened, check_sources, only_imitated
@@ -45,6 +45,8 @@ def check_job(job: JobConfig) -> tuple[str, Layout]:
     """
     name = actor_of(job)
     check_contract(job)
+    for own in by_contract(job):
+        check_limits(own, learns=True)
     check_code(job, [name] if name else [], mode="train")
     check_gamecores(job)
     if job.tracking.tensorboard:

@@ -6,11 +6,14 @@ Knows nothing of sessions; `brayx.actor.contracts` compares a game's contract wi
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from brayx.actor.limits import ActionLimits
 from brayx.errors import BadBody, ConfigError
 from brayx.gamecore.contract import ActionPart, Contract, ObservationSpec
+from brayx.jobs.document import nearest
 from brayx.text_files import read_text
 from brayx.yaml_text import value_of
 
@@ -103,11 +106,67 @@ def parse_contract(document: Any) -> Contract:
         raise ConfigError(error.message, **error.details) from None
 
 
-def contract_lines(contract: Contract) -> list[str]:
-    """What a game observes and does, one line for each of the two."""
+def contract_lines(job: JobConfig) -> list[str]:
+    """What the games of a job with one contract observe and do, one line for each of the two; and the job's limits."""
+    contract = parse_contract(job.contract)
     observations = "; ".join(f"{spec.name}: {_observation(spec)}" for spec in contract.observations)
     actions = "; ".join(f"{part.name}: {_action(part)}" for part in contract.actions)
-    return [f"observations: {observations}", f"actions: {actions}"]
+    names = {part.name for part in contract.actions}
+    limits = [
+        f"{name} {'never' if group == 'forbidden' else 'always'} {', '.join(map(str, value))}"
+        for group, name, value in _limits(job)
+        if name in names
+    ]
+    lines = [f"observations: {observations}", f"actions: {actions}"]
+    return [*lines, f"limits: {'; '.join(limits)}"] if limits else lines
+
+
+def check_limits(job: JobConfig, *, learns: bool) -> None:
+    """Checks the limits of a job's actors against its contract, but not whether that has all the actions.
+
+    Args:
+        job: the job of one behaviour, with its contract.
+        learns: it trains its model.
+
+    Raises:
+        ConfigError: a limit does not fit, or the model would learn and not see it.
+    """
+    for actor in job.actors.values():
+        ActionLimits.of_job(parse_contract(job.contract), actor.limits, learns=learns)
+
+
+def check_served_limits(jobs: Sequence[JobConfig]) -> None:
+    """Checks the limits of jobs that are served, one for each behaviour, with its contract.
+
+    Raises:
+        ConfigError: a limit does not fit a contract, or none has its action.
+    """
+    for job in jobs:
+        check_limits(job, learns=False)
+    for line in unused_limits(jobs):
+        raise ConfigError(line, key=line.split()[0])
+
+
+def unused_limits(jobs: Sequence[JobConfig]) -> list[str]:
+    """A line for each limit in the options of these jobs' actors whose action none of their contracts has."""
+    names = {id(job): [part.name for part in parse_contract(job.contract).actions] for job in jobs}
+    used = {(group, name) for job in jobs for group, name, _ in _limits(job) if name in names[id(job)]}
+    unused = {(group, name) for job in jobs for group, name, _ in _limits(job)} - used
+    known = sorted({name for of_job in names.values() for name in of_job})
+    return [
+        f"actor.{group}.{name} has no effect: no game has this action{nearest(name, known)}"
+        for group, name in sorted(unused)
+    ]
+
+
+def _limits(job: JobConfig) -> list[tuple[str, str, list[Any]]]:
+    """The limits of a job's actors: the option, the action and the values of each."""
+    return [
+        (group, name, value if isinstance(value, list) else [value])
+        for actor in job.actors.values()
+        for group, limits in actor.limits.items()
+        for name, value in limits.items()
+    ]
 
 
 def built(job: JobConfig) -> str:
@@ -123,10 +182,10 @@ def built(job: JobConfig) -> str:
 
     lines: list[str] = []
     for own in by_contract(job):
-        contract, as_dict = parse_contract(own.contract), own.as_dict()
+        as_dict = own.as_dict()
         if len(job.contracts) > 1:
-            lines += [*[""] * bool(lines), f"behaviour {contract.behaviour!r}"]
-        lines += contract_lines(contract)
+            lines += [*[""] * bool(lines), f"behaviour {parse_contract(own.contract).behaviour!r}"]
+        lines += contract_lines(own)
         network = network_to_build(as_dict)
         if network is not None and network.encoders:
             lines.append(f"encoders: {'; '.join(f'{name}: {path}' for name, path in network.encoders.items())}")

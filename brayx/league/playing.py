@@ -31,6 +31,7 @@ from brayx.errors import ConfigError, StartupError
 from brayx.jobs.checks import check_gamecores
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig
+from brayx.jobs.contracts import by_contract, check_served_limits
 from brayx.jobs.gamecores import Gamecores, gamecores_of
 from brayx.jobs.handles import offer
 from brayx.jobs.progress import LINE_EVERY_S, tracebacks
@@ -70,9 +71,10 @@ def check_playable(job: JobConfig, actor: str) -> None:
     """Checks that games of a job can be played here.
 
     Raises:
-        ConfigError: the job has no gamecores, or its code cannot be loaded.
+        ConfigError: the job has no gamecores, its code cannot be loaded, or its limits do not fit its contract.
     """
     check_code(job, [actor], mode="serve")
+    check_served_limits(by_contract(job))
     if not job.actors[actor].gamecores:
         raise ConfigError(f"{job.file}: {actor}.gamecores is empty: list the games to start")
     check_gamecores(job)

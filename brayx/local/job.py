@@ -145,7 +145,7 @@ def train_in_process(
         check_weights(job, name, uri, clerk.may_resume, clerk.run)
         job, notes = in_one_process(job)
         if job.contract is not None:
-            notes += contract_lines(parse_contract(job.contract))
+            notes += contract_lines(job)
         if actor and lobby is None:
             check_ports(job.actors[actor].ports(actor))
         return _LocalTraining(job, actor, layout, name, uri, clerk, log_interval, notes, lobby, child).run()

@@ -28,6 +28,7 @@ from brayx.console.live import LiveSessions
 from brayx.gamecore.auth import Keys
 from brayx.jobs.code import check_code
 from brayx.jobs.config import JobConfig, only
+from brayx.jobs.contracts import check_served_limits
 from brayx.jobs.env_door import with_door
 from brayx.jobs.handles import offer
 from brayx.jobs.served import ServedModel, served_models
@@ -92,6 +93,7 @@ class Serving:
         check_code(job, [actor], mode="serve")
         check_ports(config.ports(actor))
         served = served_models(job, uri, models or {})
+        check_served_limits([model.job for model in served.values() if model.job.contract is not None])
         self._sources = {name: model.source for name, model in served.items()}
         job = next((model.job for model in served.values()), job)
         self._job, self._uri, self._console = job, uri, ""
@@ -210,7 +212,7 @@ class Serving:
         ) -> AgentActorFactory:
             services = Services(models, {}, self._recorder)
             return AgentActorFactory.of(
-                self.config,
+                job.actors[self.actor],
                 job.agents,
                 job.folder,
                 job.in_mode("serve").as_dict(),

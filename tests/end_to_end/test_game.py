@@ -141,7 +141,8 @@ def test_a_game_that_says_its_contract_is_learned_and_served(tmp_path: Path) -> 
     environment = without_ray(tmp_path)
     (tmp_path / "without" / "sides.py").write_text(ENCODER)
     options = setting(*FREE_PORTS, *SMALL, *OWN)
-    with brayx(tmp_path, "train", "game.yaml", *options, environment=environment) as train, said_on_failure(train):
+    words = ("train", "game.yaml", *options, *setting("actor.forced.gone=1"))
+    with brayx(tmp_path, *words, environment=environment) as train, said_on_failure(train):
         train.until(train.says("waiting for a game: it connects to http://"), "it waits")
         door = re.search(r"connects to (http://[\d.:]+)", train.err)
         assert door is not None
@@ -152,6 +153,7 @@ def test_a_game_that_says_its_contract_is_learned_and_served(tmp_path: Path) -> 
     assert "actions: go: one of 2 choices from 1" in train.err
     assert "behaviour 'three' begins to learn" in train.err
     assert train.err.count("behaviours.thre has no effect: no game has this behaviour; nearest is 'three'") == 1
+    assert train.err.count("actor.forced.gone has no effect: no game has this action; nearest is 'go'") == 1
     hidden = {"agent": [64, 64], "three": [32]}
     for name, contract in {"agent": CONTRACT, "three": THREE}.items():
         mean = re.search(rf"{name}: champion: game-{name} version 1, mean return ([\d.]+)", train.out)

@@ -8,14 +8,18 @@ import re
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnxruntime as ort
 
 from brayx.bridges.unity import run_games
 from brayx.gamecore.contract import Contract
+from brayx.recording import dataset
 from brayx.replay.files import Dataset
-from tests.end_to_end.jobs import FREE_PORTS, ROOT, brayx, said_on_failure, setting, without_ray
+from tests.end_to_end.jobs import FREE_PORTS, LEFT_S, ROOT, brayx, said_on_failure, setting, without_ray
 from tests.guide_job import guide_job
+from tests.recorded import ended
 from tests.unity_game import expert_demo
+from tests.waiting import until
 
 BUILD = f"{sys.executable} -m tests.unity_game --agents 8 --runners 8 --limit 40"
 
@@ -39,14 +43,24 @@ def test_a_unity_game_is_learned_and_served(tmp_path: Path) -> None:
         "Runner": ["continuous"],
     }
 
-    with brayx(tmp_path, "serve", "unity.yaml", *options, environment=environment) as served, said_on_failure(served):
+    # A designer's, of which a game of Unity cannot send any.
+    limits = ("actor.forbidden.branch_0=[1]", "behaviours.Runner.actor.forced.continuous=[0.25, -1]")
+    words = ("serve", "unity.yaml", *options, *setting(*limits, "recording.kind=recording", "recording.flush_s=0.2"))
+    recorded = tmp_path / "recordings"
+    with brayx(tmp_path, *words, environment=environment) as served, said_on_failure(served):
         served.until(served.says("Chaser acts with models:/unity-Chaser/1; Runner acts with"), "both act")
         door = re.search(r"(tcp://\S+)", served.err)
         assert door is not None
         results = run_games(door[1], listen=0, command=BUILD, games=40)
         assert sum(result.total_reward for result in results) > 0.5 * len(results), "at random it is 0.1"
+        until(lambda: recorded.is_dir() and ended(recorded) == 2, "both sessions are written", LEFT_S)
         served.control_c()
         assert served.ended() in (0, 130)
+    actions = [fragment.action for fragment in dataset(recorded)]
+    dashes = np.concatenate([action[:, 0] for action in actions if action.shape[1] == 3])
+    steered = np.concatenate([action for action in actions if action.shape[1] == 2])
+    assert set(dashes.tolist()) == {0.0}, "no chaser has dashed"
+    assert set(map(tuple, steered.tolist())) == {(0.25, -1.0)}, "as each runner must"
 
 
 RECIPE = """

@@ -1,4 +1,4 @@
-"""A designer's limits: what is recorded is what was played."""
+"""A designer's limits: what is recorded is what was played, and those of a job hold for each of its sessions."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from brayx.errors import BadBody, BadLimits, ConfigError
 from brayx.metrics import Recorder
 from brayx.recording import dataset
 from brayx.recording import open as open_recordings
@@ -21,7 +22,7 @@ from brayx.regression.game import RecordedGame
 from brayx.regression.resimulate import _ReplayedActor
 from brayx.types import Forward, Fragment
 from tests.unit.actor.test_contract_agent import CONTINUOUS as REWARDED
-from tests.unit.actor.test_contract_agent import HYBRID, Fixed, Game, logits
+from tests.unit.actor.test_contract_agent import DISCRETE, HYBRID, Fixed, Game, logits
 from tests.unit.actor.test_contract_agent_rows import start_rows, tick_rows
 
 DENSITY = -0.5 * math.log(2 * math.pi)
@@ -120,3 +121,63 @@ async def test_what_is_recorded_is_what_was_played(tmp_path: Path, has_rows: boo
         for body in episode.inputs():
             await actor.tick(body)
         assert [(seat.ticks, seat.first) for seat in again.seats] == [(3, None)], "it acts as it was recorded"
+
+
+def served(mode: str = "serve", **options: Any) -> Game:
+    return Game(HYBRID, Fixed(logits=HEADS, mean=logits(0.5), log_std=logits(0)), mode, **options)
+
+
+async def test_those_of_a_job_hold_for_each_session_below_its_own() -> None:
+    game = served(forbidden={"go": [1]}, forced={"steer": [0.5], "dash": 0})
+    for limits, expected in (
+        ({}, {"steer": [0.5], "dash": 0, "go": 2}),
+        ({"forbidden": {"go": [2]}, "forced": {"dash": 1}}, {"steer": [0.5], "dash": 1, "go": 3}),
+        ({}, {"steer": [0.5], "dash": 0, "go": 2}),
+    ):
+        game.actor = game.make_actor()
+        await game.start(**limits)
+        assert await game.tick() == expected
+        assert await game.tick(forced={"steer": [2], "go": 1}) == {**expected, "steer": [2.0], "go": 1}
+    game.actor = game.make_actor()
+    with pytest.raises(BadLimits, match=r"^forbidden\.go leaves no choice"):
+        await game.start(forbidden={"go": [2, 3]})
+
+
+async def test_those_of_a_job_are_of_a_game_s_own_numbers() -> None:
+    game = served(forced={"steer": [2]})
+    game.contract = {**HYBRID, "actions": {**HYBRID["actions"], "steer": {"kind": "continuous", "low": -1, "high": 1}}}
+    with pytest.raises(ConfigError, match=r"^actor\.forced\.steer\[0\] is 2\.0, expected -1 to 1"):
+        await game.start()
+
+
+async def test_a_model_that_learns_sees_those_of_its_job() -> None:
+    model = Fixed(logits=logits(0, 9, 0))
+    game = Game(DISCRETE, model, forbidden={"go": [2]})
+    await game.start()
+    await game.tick()
+    assert model.seen[-1]["action_mask"].tolist() == [1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("options", "mode", "message"),
+    [
+        ({"forced": {"dash": 2}}, "serve", r"^actor\.forced\.dash is 2, expected a whole number from 0 to 1"),
+        ({"forced": {"steer": [0, 0]}}, "serve", r"^actor\.forced\.steer is shape \[2\], expected"),
+        ({"forbidden": {"go": [1, 2, 3]}}, "serve", r"^actor\.forbidden\.go leaves no choice"),
+        ({"forbidden": {"steer": [1]}}, "serve", r"^actor\.forbidden\.steer is \[1\], expected a list of choices of a"),
+        ({"forbidden": {"go": [1]}}, "train", r"^actor\.forbidden\.go limits an action while the model learns"),
+        ({"forced": {"steer": 0.5}}, "train", r"^actor\.forced\.steer .*: numbers can be forced only while a model is"),
+    ],
+)
+def test_those_of_a_job_are_checked_against_its_contract(options: dict[str, Any], mode: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        served(mode, **options)
+
+
+async def test_a_wrong_start_is_the_session_s_own_fault() -> None:
+    game = served(forced={"dash": 1})
+    with pytest.raises(BadBody, match=r"^forced\.dash is 2"):
+        await game.start(forced={"dash": 2})
+    game.actor = game.make_actor()
+    assert (await game.start())["forced"] == {"dash": 1}, "so that the game and its recording know"
+    assert (await game.tick())["dash"] == 1

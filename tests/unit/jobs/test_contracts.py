@@ -9,11 +9,13 @@ import pytest
 
 from brayx.errors import ConfigError
 from brayx.gamecore.contract import Contract
+from brayx.jobs.behaviours import further_job
 from brayx.jobs.checks import check_job, check_one_contract
 from brayx.jobs.config import JobConfig
-from brayx.jobs.contracts import built, by_contract, contract_lines
+from brayx.jobs.contracts import built, by_contract, check_served_limits, contract_lines, unused_limits
 from brayx.jobs.options import documented
 from brayx.jobs.recorded import contract_to_resume, with_resumed_contract
+from brayx.jobs.shipped import TEMPLATES
 from brayx.tracking import Trial
 from tests.unit.jobs.contracts import SMALL, job, recorded_in
 
@@ -89,7 +91,7 @@ def test_a_job_without_its_contract_is_refused_where_no_game_can_say_it() -> Non
 
 
 def test_a_contract_in_words() -> None:
-    observations, actions = contract_lines(Contract.parse(CONTRACT))
+    observations, actions = contract_lines(job(f"contract={json.dumps(CONTRACT)}"))
     assert observations == (
         "observations: eyes: image 8x8x3 HWC uint8; units: up to 5 entities of 2 float32; "
         "card: one of 52 categories from 1; said: text of up to 20 bytes; speed: 2 float32"
@@ -97,6 +99,55 @@ def test_a_contract_in_words() -> None:
     assert actions == (
         "actions: dash: one of 2 choices from 0, masked; steer: 2 numbers within bounds; fire: 1 number from -1 to 1"
     )
+
+
+BEHAVIOURS = json.dumps([SMALL, {**CONTRACT, "behaviour": "runner"}])
+
+
+def test_limits_are_of_each_behaviour_that_has_the_action() -> None:
+    limited = job(
+        f"contract={BEHAVIOURS}",
+        "actor.forbidden.dash=[1]",
+        "actor.forced.fire=0.5",
+        "behaviours.runner.actor.forced.steer=[0, 1]",
+    )
+    small, runner = by_contract(limited)
+    assert contract_lines(small)[2:] == ["limits: dash never 1"]
+    assert contract_lines(runner)[2:] == ["limits: dash never 1; fire always 0.5; steer always 0, 1"]
+    check_served_limits([small, runner])
+    with pytest.raises(ConfigError, match=r"^actor\.forced\.fire has no effect: no game has this action; there"):
+        check_served_limits([small])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("actor.forced.dsh=0", r"^actor\.forced\.dsh has no effect: no game has this action; nearest is 'dash'"),
+        ("actor.forced.dash=2", r"^actor\.forced\.dash is 2, expected a whole number from 0 to 1"),
+        ("actor.forced.steer=[0, 2]", r"^actor\.forced\.steer\[1\] is 2\.0, expected 0 to 1"),
+        ("actor.forced.steer=[0, true]", r"^actor\.forced\.steer\[1\] is true, expected a finite number"),
+        ("behaviours.runner.actor.forced.dash=left", r"^actor\.forced\.dash is 'left', expected a whole number"),
+    ],
+)
+def test_limits_that_fit_no_contract_are_refused_by_option(override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        check_served_limits(by_contract(job(f"contract={BEHAVIOURS}", override)))
+
+
+def test_a_training_takes_only_limits_that_its_model_sees() -> None:
+    check_job(job(f"contract={json.dumps(CONTRACT)}", "actor.forbidden.dash=[1]"))
+    with pytest.raises(ConfigError, match=r"^actor\.forced\.fire limits an action while the model learns"):
+        check_job(job(f"contract={json.dumps(CONTRACT)}", "actor.forced.fire=0"))
+    with pytest.raises(ConfigError, match=r"^actor\.forbidden\.dash limits an action while the model learns"):
+        further_job(job("actor.forbidden.dash=[1]"), Contract.parse(SMALL), ["runner"])
+    assert unused_limits([further_job(job("actor.forced.jump=1"), Contract.parse(SMALL), ["runner"])]) == [
+        "actor.forced.jump has no effect: no game has this action; there is 'dash'"
+    ], "another behaviour may still come"
+
+
+def test_limits_need_a_contract() -> None:
+    with pytest.raises(ConfigError, match=r"actor\.forced: .*expected \{\}, because serialize is not contract"):
+        JobConfig.load(TEMPLATES / "cartpole.yaml", ["actor.forced.dash=0"])
 
 
 def test_what_is_built_has_the_layers_and_their_parameters() -> None:
