@@ -111,7 +111,10 @@ def run(arguments: argparse.Namespace) -> int:
         ):
             say(f"brayx: {line}")
     print(result.summary())
-    return 0 if result.finished else 130
+    if result.finished:
+        return 0
+    print("of mlagents-learn the same command with --resume goes on with it")
+    return 130
 
 
 def flags_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:

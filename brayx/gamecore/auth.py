@@ -178,7 +178,8 @@ class Keys:
         expected = sign(secret, key, request.session, time)
         if not hmac.compare_digest(expected.encode(), token.encode("utf-8", "replace")):
             raise Unauthorized(
-                "'key' is unknown, or 'token' is not the HMAC-SHA256 of key, session and time with that key's secret",
+                "'key' is unknown, or 'token' is not the HMAC-SHA256 of key, session and time with that key's secret: "
+                "sign with a line of the service's keys file (of brayx's clients --keys-file FILE, --key ID)",
                 field="token",
             )
 

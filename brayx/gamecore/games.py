@@ -215,7 +215,8 @@ def say(text: str) -> None:
 class Backoff:
     """Pauses between failed games: doubling, with jitter, up to a time limit for consecutive errors.
 
-    Each kind of consecutive error is printed once, and their number at the end.
+    An error that time does not mend, such as a certificate that is not trusted, is raised at once. Each kind of
+    consecutive error is printed once, and their number at the end.
 
     Args:
         give_up_after_s: the time limit.
@@ -244,6 +245,8 @@ class Backoff:
             await asyncio.sleep(nap_s)
 
     def _naps(self, error: BrayxError, should_stop: Callable[[], bool]) -> Iterator[float]:
+        if error.details.get("may_pass") is False:
+            raise error
         now = time.monotonic()
         if self._since is None:
             self._since = now

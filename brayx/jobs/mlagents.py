@@ -184,13 +184,12 @@ class _Translation:
         self._keys(behaviour, loc)
         signals = values.get("reward_signals")
         if signals and "extrinsic" not in signals:
-            self._made.refused.append(
-                f"{dotted((*loc, 'reward_signals'))} has no extrinsic: brayx always learns the game's own rewards"
-            )
+            self._refuse((*loc, "reward_signals"), "there is no extrinsic: brayx always learns the game's own rewards")
         job, network = self._made.job, behaviour.network_settings
         if network.memory is not None and behaviour.algorithm != "ppo":
-            place = (*loc, "network_settings", "memory")
-            raise self._error(place, f"{behaviour.trainer_type} cannot learn with a memory; ppo can")
+            self._refuse((*loc, "network_settings", "memory"), f"{behaviour.trainer_type} learns without; ppo has one")
+            network = network.model_copy(update={"memory": None})
+            job.pop("network.lstm")
         job["network.hidden"] = [network.hidden_units] * network.num_layers
         length = behaviour.time_horizon
         if isinstance(behaviour, SACBehaviourKeys):
@@ -209,17 +208,17 @@ class _Translation:
         job["actor.episode_length"] = length
         job["trainer.algorithm"] = {"name": behaviour.algorithm, **_taken(job, "algorithm.")}
         job["self_play"] = {"kind": "self_play", **_taken(job, "self_play.")} if behaviour.self_play else None
-        if behaviour.behavioral_cloning is not None:
-            self._cloning(behaviour.behavioral_cloning, behaviour, (*loc, "behavioral_cloning"))
-
-    def _cloning(self, cloning: CloningKeys, behaviour: PPOBehaviourKeys | SACBehaviourKeys, loc: Loc) -> None:
-        """Makes the job imitate demonstrations as well as reinforce: a source, its buffer, and `mixed`."""
+        if behaviour.behavioral_cloning is None:
+            return
         if behaviour.algorithm != "ppo":
-            raise self._error(loc, f"{behaviour.trainer_type} cannot learn from demonstrations; ppo can")
-        if behaviour.network_settings.memory is not None:
-            raise self._error(
-                loc, "demonstrations do not contain the policy's memory: leave network_settings.memory out"
-            )
+            self._refuse((*loc, "behavioral_cloning"), f"{behaviour.trainer_type} does not imitate; ppo does")
+        elif network.memory is not None:
+            self._refuse((*loc, "behavioral_cloning"), "demonstrations lack the policy's memory: give up one of both")
+        else:
+            self._cloning(behaviour.behavioral_cloning, behaviour)
+
+    def _cloning(self, cloning: CloningKeys, behaviour: PPOBehaviourKeys | SACBehaviourKeys) -> None:
+        """Makes the job imitate demonstrations as well as reinforce: a source, its buffer, and `mixed`."""
         job, length = self._made.job, self._made.job["buffer.unroll_length"]
         columns = max(1, round((cloning.batch_size or behaviour.hyperparameters.batch_size) / length))
         job["trainer.algorithm"] = {
@@ -267,9 +266,10 @@ class _Translation:
             if isinstance(value, int | float):
                 yield f"{name}={value}"
             elif isinstance(value, dict) and "curriculum" in value:
-                self._made.refused.append(
-                    f"{dotted(loc)}: there are no curricula: give a number or a sampler, and train lessons one after "
-                    "the other with --initialize-from"
+                self._refuse(
+                    loc,
+                    "there are no curricula: give a number or a sampler, and train lessons one after the other with "
+                    "--initialize-from",
                 )
             else:
                 yield f"{name}={self._sampler(value, loc)}"
@@ -338,6 +338,10 @@ class _Translation:
         if not isinstance(value, dict):
             raise self._error(loc, f"is {short(value)}, expected keys with values")
         return value
+
+    def _refuse(self, loc: Loc, problem: str) -> None:
+        """Notes a key whose loss changes what is learned."""
+        self._made.refused.append(f"{dotted(loc)}: {problem}")
 
     def _error(self, loc: Loc, problem: str) -> ConfigError:
         return ConfigError(f"{self._document.where(loc)}: {dotted(loc)}: {problem}", key=dotted(loc))

@@ -110,3 +110,40 @@ def test_the_guides_clone_needs_no_game(tmp_path: Path) -> None:
     assert "no more transitions to learn from" in train.out
     demonstrated = sum(len(episode) for episode in Dataset(tmp_path / "demos" / "expert.demo"))
     assert f"\n  {100 * demonstrated:,} env steps, 0 games\n" in train.out
+
+
+MORE = """
+default_settings:
+  hyperparameters: {batch_size: 128, buffer_size: 512}
+  network_settings: {hidden_units: 16, num_layers: 1}
+behaviors:
+  Chaser:
+    network_settings: {memory: {sequence_length: 16, memory_size: 16}}
+    self_play: {save_steps: 500, team_change: 2000, swap_steps: 100, window: 3, initial_elo: 1200.0}
+  Runner:
+    trainer_type: sac
+    hyperparameters: {batch_size: 64, buffer_size: 20000, steps_per_update: 10.0, init_entcoef: 0.5}
+    network_settings: {normalize: true}
+    reward_signals: {extrinsic: {gamma: 0.99, strength: 2.0}}
+    max_steps: 300
+"""
+
+
+def test_a_project_of_mlagents_with_sac_and_self_play_of_a_memory(tmp_path: Path) -> None:
+    environment = without_ray(tmp_path) | {"PYTHONPATH": str(ROOT)}
+    (tmp_path / "more.yaml").write_text(MORE)
+    words = ["more.yaml", "--ignore-unsupported", "--env", sys.executable, "--base-port=0", "--no-graphics"]
+    game = ["-m", "tests.unity_game", "--agents=4", "--runners=4", "--limit=10", "--teams"]
+    options = [*setting(*FREE_PORTS, "console_port=null"), "--env-args", *game]
+    with brayx(tmp_path, "mlagents-learn", *words, *options, environment=environment) as train, said_on_failure(train):
+        train.until(train.says("behaviour 'Runner' has all its steps"), "sac has learned")
+        train.until(train.says("behaviour 'Chaser' has teams 0, 1: one learns"), "it plays itself")
+        train.until(train.says("'Chaser': main:1 joins the pool"), "it has an opponent")
+        train.control_c()
+        assert train.ended() == 130
+    assert "behaviors.Runner.reward_signals.extrinsic.strength: let the game scale its rewards" in train.err
+    assert "the same command with --resume goes on with it" in train.out
+    assert re.search(r"main +\d+ ", train.out), "its points"
+    for behaviour, inputs in {"Chaser": ["obs_0", "action_masks", "recurrent_in"], "Runner": ["obs_0"]}.items():
+        written = ort.InferenceSession(tmp_path / "results" / "ppo" / f"{behaviour}.onnx")
+        assert [value.name for value in written.get_inputs()] == inputs

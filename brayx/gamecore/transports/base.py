@@ -155,7 +155,8 @@ class Endpoint:
             hint = "the TLS handshake failed: does the service speak TLS on this port?"
         else:
             hint = "check the address, the network and any firewall"
-        return ConnectFailed(f"cannot connect to {self.url} ({_reason(error)}); {hint}", url=self.url)
+        message = f"cannot connect to {self.url} ({_reason(error)}); {hint}"
+        return ConnectFailed(message, url=self.url, may_pass=not isinstance(error, ssl.SSLCertVerificationError))
 
     def connection_lost(self, request: StepRequest | str, error: Exception, *, started: bool) -> ConnectionLost:
         """The error for a connection that broke because of ``error``, before or after the reply had ``started``.

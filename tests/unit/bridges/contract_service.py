@@ -13,6 +13,7 @@ from brayx.actor.config import ActorConfig
 from brayx.actor.host import LocalHost
 from brayx.actor.serving import Runtime
 from brayx.errors import BadBody, BrayxError
+from brayx.gamecore.auth import Keys
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_bodies import ContractBodies
 from brayx.gamecore.contract_rows import RowBodies
@@ -116,11 +117,11 @@ def action_of(contract: Contract) -> dict[str, Any]:
 
 
 @contextmanager
-def serving_contracts() -> Iterator[ContractService]:
-    """Open doors of a `ContractService`."""
+def serving_contracts(keys: Keys | None = None) -> Iterator[ContractService]:
+    """Open doors of a `ContractService`, which may require keys."""
     service = ContractService()
     config = ActorConfig(agents=["agent"], port=0, native_port=None, tcp_port=0)  # type: ignore[call-arg]
-    host = LocalHost(config, Runtime(lambda: _ContractActor(service)))
+    host = LocalHost(config, Runtime(lambda: _ContractActor(service)), keys=keys)
     host.open()
     service.urls, service.host = dict(host.urls), host
     try:
