@@ -21,7 +21,7 @@ from ray import serve
 
 from brayx.cluster.directory import stop_directory
 from brayx.cluster.serving import serving_application
-from brayx.errors import BadBody
+from brayx.errors import BadBody, ConfigError
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.contract_client import ContractClient
 from brayx.jobs.config import JobConfig
@@ -47,7 +47,11 @@ PROJECT = "by-contract"
 CONTRACT: dict[str, Any] = {
     "contract": 1,
     "observations": {"side": {"shape": [2]}},
-    "actions": {"go": {"kind": "discrete", "size": 3, "start": 1}, "steer": {"kind": "continuous", "size": 1}},
+    "actions": {
+        "go": {"kind": "discrete", "size": 3, "start": 1},
+        "steer": {"kind": "continuous", "size": 1},
+        "aim": {"kind": "continuous", "size": 1},
+    },
 }
 OBS = [[0.0, 1.0], [3.0, -2.0], [-5.0, 0.5]]
 WAIT_S = 60.0
@@ -80,8 +84,11 @@ def urls(
     checkpoint.save(folder, module, torch.optim.Adam(module.parameters()), Counters(policy_version=7), about)
     trial = Trial.open(PROJECT, "made", tracking_db)
     register(trial, trial.save_checkpoint(folder, 100, {}), PROJECT, alias="champion")
+    with pytest.raises(ConfigError, match=r"^actor\.forced\.aimm has no effect: no game has this action"):
+        serving_application(JobConfig.load(TEMPLATES / "game.yaml", [*options, "actor.forced.aimm=0"]), tracking_db)
+    limited = JobConfig.load(TEMPLATES / "game.yaml", [*options, "actor.forced.aim=0.1"])
     serve.run(
-        serving_application(JobConfig.load(TEMPLATES / "game.yaml", options), tracking_db),
+        serving_application(limited, tracking_db),
         name=PROJECT,
         route_prefix=f"/{PROJECT}",
     )
@@ -98,10 +105,12 @@ def test_every_door_and_encoding_gives_the_same_actions(urls: dict[str, str]) ->
     for door, encoding in (("ingress", "json"), ("http", "msgpack"), ("tcp", "packed")):
         contract = Contract.parse({**CONTRACT, "encoding": encoding})
         with ContractClient(urls[door], contract, timeout_s=WAIT_S) as client:
-            assert client.start()["policy_version"] == 1, "the registered version"
+            reply = client.start()
+            assert (reply["policy_version"], reply["forced"]) == (1, {"aim": 0.1}), "the registered version, limited"
             actions = [client.tick(obs) for obs in OBS]
             client.stop(OBS[0], terminated=True)
         assert all(action["go"] in (1, 2, 3) for action in actions)
+        assert {float(action["aim"][0]) for action in actions} == {float(np.float32(0.1))}
         played.append([[action["go"], float(action["steer"][0])] for action in actions])
     np.testing.assert_allclose(played, [played[0]] * 3, atol=1e-5)
     assert np.ptp(played[0], axis=0).any(), "it looks at the game"
