@@ -76,11 +76,15 @@ class GamecoreConfig(BaseModel):
         return command
 
     @property
+    def engine(self) -> str:
+        """The engine that it is a bridge to; empty: it is none."""
+        words = shlex.split(self.command)
+        return words[2] if words[:1] == ["brayx"] and words[1:3] in _BRIDGES else ""
+
+    @property
     def by_hand(self) -> bool:
         """Whether a person starts its games: it is a bridge to an engine that starts no builds."""
-        words = shlex.split(self.command)
-        is_bridge = words[:1] == ["brayx"] and words[1:3] in _BRIDGES
-        return is_bridge and not any(word.startswith("--command") for word in words)
+        return bool(self.engine) and not any(word.startswith("--command") for word in shlex.split(self.command))
 
 
 class SessionConfig(BaseModel):

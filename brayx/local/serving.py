@@ -297,6 +297,9 @@ def serve(
         say(f"actor {serving.actor!r} of project {job.project!r} is served:")
         for door, url in serving.urls.items():
             say(f"  {door:<4}  {url}")
+        for engine in dict.fromkeys(filter(None, (gamecore.engine for gamecore in serving.config.gamecores))):
+            url = serving.urls.get("tcp", serving.urls["http"])
+            say(f"to play in {engine.capitalize()}: brayx bridge {engine} --url {url}")
         if serving.is_open:
             say("any machine that reaches these doors may play: require keys, see `brayx keys new`")
         if serving.config.num_workers > 1:
