@@ -166,7 +166,8 @@ class Child(Channel):
             prints goes to standard error; the child ends when it returns.
         *words: its arguments.
         files: file descriptors that the child gets under the same numbers.
-        finishes: if this process ends, the child finishes what it does first; otherwise it exits at once.
+        finishes: if this process ends, the child finishes what it does first, whatever a service manager signals to
+            all processes; otherwise it exits at once.
         forks: fork this process instead of starting Python again, where that is possible (`systems.can_fork`). A fork
             runs at once, since it shares what is imported with this process, and gets no ``variables``; its function
             does not run in its main thread.
@@ -194,7 +195,7 @@ class Child(Channel):
         program = [sys.executable, "-P", "-c", _RUN]  # -P: do not import from the current folder first
         self._words = [str(int(finishes)), module, *words]
         self._argv = [*program, *self._words]
-        self._forks = forks
+        self._finishes, self._forks = finishes, forks
         self._files, self._variables = tuple(files), variables
         self._popen: subprocess.Popen[bytes] | _Fork | None = None
         self._starts = (-math.inf, -math.inf)
@@ -245,15 +246,16 @@ class Child(Channel):
         if self._forks and systems.can_fork():
             return _Fork(self._words)
         paths = os.pathsep.join(path for path in sys.path if path)
-        return subprocess.Popen(
-            self._argv,
-            bufsize=0,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=self._files,
-            process_group=0,
-            env={**os.environ, "PYTHONPATH": paths, **self._variables},
-        )
+        with systems.endings_held() if self._finishes else contextlib.nullcontext():
+            return subprocess.Popen(
+                self._argv,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=self._files,
+                process_group=0,
+                env={**os.environ, "PYTHONPATH": paths, **self._variables},
+            )
 
     def end(self, timeout_s: float = 0.0) -> None:
         """Closes its input, so that it ends, and kills it after ``timeout_s``. Idempotent; it may be started again."""
@@ -375,6 +377,8 @@ def how_it_ended(status: int) -> str:
 
 def run_module() -> None:
     """The child's side of `Child`: runs ``main`` of the module that the command line names."""
+    if int(sys.argv[1]):
+        systems.ignore_endings()
     _run(Channel(os.dup(0), os.dup(1)), sys.argv[1:])
 
 

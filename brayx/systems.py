@@ -15,7 +15,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
@@ -100,6 +100,15 @@ if sys.platform == "win32":
 
     def lower_priority(niceness: int) -> None:
         """Lowers this process's priority; no effect on Windows."""
+
+    def endings_held() -> contextlib.AbstractContextManager[None]:
+        """No effect on Windows, where a signal reaches one process alone."""
+        return contextlib.nullcontext()
+
+    def ignore_endings() -> None:
+        """Ignores the signals `ENDING` from now on, in the main thread."""
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
 
     def signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
         """Signals a process and its children, which may outlive it: it leads a process group.
@@ -212,6 +221,22 @@ else:
         """Lowers this process's priority to a niceness, unless it is that low already."""
         with contextlib.suppress(OSError):
             os.nice(max(0, niceness - os.nice(0)))
+
+    @contextlib.contextmanager
+    def endings_held() -> Iterator[None]:
+        """Holds the signals `ENDING` back from a child that is started here, until it calls `ignore_endings`: one that
+        comes before would kill it."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def ignore_endings() -> None:
+        """Ignores the signals `ENDING` from now on, in the main thread, and those that were held back."""
+        for number in ENDING:
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)
 
     def signal_group(process: subprocess.Popen[bytes], number: int) -> bool:
         """Signals a process and its children, which may outlive it: it leads a process group.

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 import json
 import logging
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from brayx import systems
 from brayx.children import Channel, Child, RequestFailed
 from brayx.errors import BrayxError
 from brayx.recording.bodies import BodyBuffer
@@ -105,9 +103,6 @@ class WriterProcess(Child):
 
 def main(parent: Channel, address: str, options: str) -> None:
     """Writes ticks until the pipe closes, then the rest."""
-    # A service manager may signal all processes, but this one has to write everything first: it ends with its pipe.
-    for number in systems.ENDING:
-        signal.signal(number, signal.SIG_IGN)
     from brayx.recording.drawing import Drawer
     from brayx.recording.packer import ChunkPacker  # imports Arrow, which is slow: not in the job's process
     from brayx.recording.writer import Folder

@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
+from brayx import systems
 from brayx.children import Channel, Child, ChildDied, RequestFailed, how_it_ended
 from brayx.errors import ConfigError
 from tests.waiting import until
@@ -170,6 +171,18 @@ def test_a_child_that_does_not_end_is_killed(started: Callable[..., Child]) -> N
     child.end()
     assert child.death.startswith("was killed by SIGKILL")
     assert not child.send("it is gone")
+
+
+@pytest.mark.parametrize("number", systems.ENDING)
+def test_a_child_that_finishes_survives_a_signal_at_its_start_and_later(
+    started: Callable[..., Child], number: int
+) -> None:
+    child = started(finishes=True)
+    os.kill(child.pid, number)
+    assert child.ask("echo", "there") == ("there",)
+    os.kill(child.pid, number)
+    assert child.ask("echo", "still there") == ("still there",)
+    assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "this process gets its own"
 
 
 def test_a_child_that_works_ends_with_its_parent(started: Callable[..., Child]) -> None:
