@@ -1,4 +1,4 @@
-"""`ClientSessions`: an engine's sessions as the sessions of a client, over any door.
+"""`ClientSessions`: an engine's sessions as the sessions of a client, over any door, whose service `reach` finds first.
 
 Each session has its own connection. So it also plays over doors that have one session for each connection, and
 with numbered ticks. Knows no engine.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from brayx.errors import BrayxError, SessionUnknown
+from brayx.errors import BrayxError, Overloaded, SessionError, SessionUnknown
 from brayx.gamecore.client import AsyncClient
-from brayx.gamecore.games import RESUMED, START_S, GamesRun
+from brayx.gamecore.games import RESUMED, RETRIED, START_S, Backoff, GamesRun
+from brayx.gamecore.probe import probe
 from brayx.gamecore.protocol import StepKind, StepRequest
 
 
@@ -62,3 +63,21 @@ class ClientSessions:
 
     def _client(self) -> AsyncClient:
         return AsyncClient(self._run.endpoint, **self._run.connection)
+
+
+def reach(run: GamesRun[Any]) -> bool:
+    """Waits until the service answers and accepts the key; false: the run must stop.
+
+    Raises:
+        BrayxError: the service's last error, after the time limit, or one that every game would get.
+        ConfigError: the URL cannot be used.
+    """
+    patience = Backoff(run.give_up_after_s, waits_for=run.url)
+    while not run.should_stop():
+        answer = probe(run.endpoint, key=run.key, secret=run.secret, timeout_s=run.timeout_s)
+        if isinstance(answer, SessionError | Overloaded):
+            return True
+        if not isinstance(answer, RETRIED):
+            raise answer
+        patience.after(answer, run.should_stop)
+    return False

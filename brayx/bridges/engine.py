@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from brayx.bridges.clients import ClientSessions
+from brayx.bridges.clients import ClientSessions, reach
 from brayx.errors import BadBody, BrayxError, ConfigError, ProtocolError
 from brayx.gamecore.contract import ActionPart, Contract
 from brayx.gamecore.contract_bodies import ContractBodies
@@ -142,6 +142,8 @@ class EngineRun:
 def run_games(play: Callable[..., Awaitable[None]], url: str, **options: Any) -> list[GameResult]:
     """Plays games at a service elsewhere, as its client; returns the results of their agents' episodes.
 
+    Reaches the service before any game, so that a wrong URL, key or certificate is said before a person presses Play.
+
     Args:
         play: plays the games of an engine, given an `EngineRun`.
         url: URL of the service.
@@ -157,10 +159,11 @@ def run_games(play: Callable[..., Awaitable[None]], url: str, **options: Any) ->
     async def played() -> list[GameResult]:
         async with ClientSessions(run) as sessions:
             engine_run = EngineRun(run, sessions.ask)
+            engine_run.say(f"plays at {run.endpoint}")
             await play(engine_run, **{name: options[name] for name in options if name not in of_run})
             return engine_run.results()
 
-    return asyncio.run(played())
+    return asyncio.run(played()) if reach(run) else []
 
 
 class EngineAgents:

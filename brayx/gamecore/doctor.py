@@ -32,10 +32,8 @@ from brayx.errors import (
     TransportError,
     Unauthorized,
 )
-from brayx.gamecore import transports
-from brayx.gamecore.auth import sign
 from brayx.gamecore.client import Client
-from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.gamecore.probe import probe
 from brayx.gamecore.status import read_status
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.connection import ClientConnection
@@ -189,8 +187,7 @@ class _Patient:
         return f"port {self._endpoint.port}"
 
     def speak(self) -> str:
-        """Ticks a session that does not exist: only brayx refuses this with a brayx error."""
-        refusal = self._probe(signed=False)
+        refusal = probe(self._url, timeout_s=self._timeout_s)
         if not isinstance(refusal, _BRAYX_ANSWERS) or _is_of_client(refusal):
             raise _failed(refusal)
         self._requires_keys = isinstance(refusal, Unauthorized)
@@ -203,7 +200,7 @@ class _Patient:
             return "no key is required" + ("; the given key is ignored" if self._key else "")
         if not self._key:
             raise _Failed("the service requires a key, and none was given", "give --keys-file FILE, perhaps --key ID")
-        refusal = self._probe(signed=True)
+        refusal = probe(self._url, key=self._key, secret=self._secret, timeout_s=self._timeout_s)
         if isinstance(refusal, Unauthorized):
             raise _failed(refusal)
         return f"key {self._key!r} is accepted"
@@ -257,21 +254,6 @@ class _Patient:
         """Bodies of a ``start`` and a ``tick`` by the status page; empty: it has none, or they are not this job's."""
         status = self._status or {}
         return {} if "waits_for" in status else status.get("example", {})
-
-    def _probe(self, *, signed: bool) -> BrayxError:
-        session = _new_session()
-        now = str(int(time.time()))
-        shown = (self._key, now, sign(self._secret, self._key, session, now)) if signed else ("", "", "")
-        # Numbered, so that a WebSocket takes it without a start.
-        request = StepRequest(StepKind.TICK, session, b"", *shown, seq=0)
-        transport = transports.connect(self._url)
-        try:
-            transport.step(request, self._timeout_s)
-        except BrayxError as error:
-            return error
-        finally:
-            transport.close()
-        return TransportError(f"{self._url}: a tick of a session that was never started got a reply")
 
     def _step(self, work: Callable[[], bytes]) -> str:
         try:

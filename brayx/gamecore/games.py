@@ -221,10 +221,11 @@ class Backoff:
     Args:
         give_up_after_s: the time limit.
         say: prints a line.
+        waits_for: URL of a service that no game has reached yet; empty: games fail.
     """
 
-    def __init__(self, give_up_after_s: float, say: Callable[[str], None] = say) -> None:
-        self._give_up_after_s, self._say = give_up_after_s, say
+    def __init__(self, give_up_after_s: float, say: Callable[[str], None] = say, *, waits_for: str = "") -> None:
+        self._give_up_after_s, self._say, self._waits_for = give_up_after_s, say, waits_for
         self._forget()
 
     def _forget(self) -> None:
@@ -257,10 +258,11 @@ class Backoff:
             raise error
         if error.code not in self._printed:
             self._printed.add(error.code)
-            self._say(
-                f"game ended by {error.code}: {error}; next game in {pause_s:.1f} s, giving up after "
-                f"{self._give_up_after_s:g} s without a complete game"
-            )
+            begins, ends = f"game ended by {error.code}", f"; next game in {pause_s:.1f} s, giving up after "
+            ends += f"{self._give_up_after_s:g} s without a complete game"
+            if self._waits_for:
+                begins, ends = f"waiting for {self._waits_for}", f"; giving up after {self._give_up_after_s:g} s"
+            self._say(f"{begins}: {error}{ends}")
         self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
         while (left := now + pause_s - time.monotonic()) > 0 and not should_stop():
             yield min(left, 0.05)
@@ -274,7 +276,8 @@ class Backoff:
 
     def _spell(self, until: float) -> str:
         assert self._since is not None
-        return f"{until - self._since:.1f} s (failed games: {self._failed})"
+        failed = "tries" if self._waits_for else "games"
+        return f"{until - self._since:.1f} s (failed {failed}: {self._failed})"
 
 
 def seeds(seed: int | None, place: int = 0) -> Iterator[int | None]:

@@ -117,10 +117,10 @@ def action_of(contract: Contract) -> dict[str, Any]:
 
 
 @contextmanager
-def serving_contracts(keys: Keys | None = None) -> Iterator[ContractService]:
+def serving_contracts(keys: Keys | None = None, tcp_port: int = 0) -> Iterator[ContractService]:
     """Open doors of a `ContractService`, which may require keys."""
     service = ContractService()
-    config = ActorConfig(agents=["agent"], port=0, native_port=None, tcp_port=0)  # type: ignore[call-arg]
+    config = ActorConfig(agents=["agent"], port=0, native_port=None, tcp_port=tcp_port)  # type: ignore[call-arg]
     host = LocalHost(config, Runtime(lambda: _ContractActor(service)), keys=keys)
     host.open()
     service.urls, service.host = dict(host.urls), host

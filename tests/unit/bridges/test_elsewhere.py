@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import grpc
 import pytest
 
 from brayx.gamecore.auth import Keys
+from brayx.ports import free_port
 from tests.godot_game import Document, GodotStandIn
 from tests.unit.bridges.contract_service import ContractService, serving_contracts
 from tests.unit.bridges.tls_proxy import certificate, tls_proxy
@@ -28,12 +28,14 @@ CALLS = 30
 class Bridge:
     """A ``brayx bridge`` in a process of its own."""
 
-    def __init__(self, folder: Path, kind: str, url: str, *, secret: str = SECRET, trusts: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, kind: str, url: str, *more: str, secret: str = SECRET, trusts: Path | None = None
+    ) -> None:
         keys = folder / "keys.txt"
         keys.write_text(f"studio: {secret}\n")
         keys.chmod(0o600)
         words = [sys.executable, "-m", "brayx", "bridge", kind, "--url", url, "--listen", "0", "--quiet"]
-        words += ["--key", "studio", "--keys-file", str(keys), "--reconnect", "60"]
+        words += ["--key", "studio", "--keys-file", str(keys), "--reconnect", "60", *more]
         self._err = folder / "stderr.txt"
         with self._err.open("wb") as err:
             environment = {**os.environ, "SSL_CERT_FILE": str(trusts or os.devnull)}
@@ -96,12 +98,12 @@ def test_a_game_joins_over_tls_with_a_key_and_loses_no_tick_of_a_connection_that
 ) -> None:
     pem = certificate(tmp_path)
     with (
-        tls_proxy(service.urls["ws"].removeprefix("ws://"), pem, cuts=[10, 5]) as (proxy, address),
+        tls_proxy(service.urls["ws"].removeprefix("ws://"), pem, cuts=[60, 10, 5]) as (proxy, address),
         ending(Bridge(tmp_path, kind, f"wss://{address}", trusts=pem)) as bridge,
     ):
         steps = PLAYS[kind](bridge.port)
         until(lambda: all(session.ended for session in service.sessions), "the game has left")
-    assert proxy.connections == 3
+    assert proxy.connections == 4, "also the bridge's, before the game's"
     assert sum(len(session.ticks) for session in service.sessions) == steps
     assert sum(session.last is None for session in service.sessions) == 4, "the last episodes, as the game left"
 
@@ -114,18 +116,44 @@ def test_a_game_joins_over_tls_with_a_key_and_loses_no_tick_of_a_connection_that
         (True, SECRET[::-1], "'key' is unknown, or .*: sign with a line of the service's keys file"),
     ],
 )
-def test_a_service_that_it_does_not_trust_or_that_refuses_its_key_ends_it_in_one_line(
+def test_a_service_that_it_does_not_trust_or_that_refuses_its_key_ends_it_in_one_line_before_a_build_starts(
     kind: str, trusts: bool, secret: str, why: str, service: ContractService, tmp_path: Path
 ) -> None:
-    pem = certificate(tmp_path)
+    pem, build = certificate(tmp_path), tmp_path / "started"
     with (
         tls_proxy(service.urls["ws"].removeprefix("ws://"), pem) as (_, address),
-        ending(Bridge(tmp_path, kind, f"wss://{address}", secret=secret, trusts=pem if trusts else None)) as bridge,
-    ):
-        port = bridge.port
-        with contextlib.suppress(grpc.RpcError):  # the bridge ends
-            PLAYS[kind](port)
+        ending(
+            Bridge(
+                tmp_path, kind, f"wss://{address}", "--command", f"touch {build}",
+                secret=secret, trusts=pem if trusts else None,
+            )
+        ) as bridge,
+    ):  # fmt: skip
         assert bridge.process.wait(30) == 1
-    assert re.search(rf"^brayx: .*{why}", bridge.err.splitlines()[-1])
-    assert len(bridge.err.splitlines()) == 3, "where it listens, what plays, why it ends"
+    assert re.search(rf"^brayx: .*{why}", bridge.err)
+    assert len(bridge.err.splitlines()) == 1, "why it ends"
+    assert not build.exists()
     assert not service.sessions
+
+
+@pytest.mark.parametrize("kind", PLAYS)
+def test_a_service_that_comes_up_later_is_waited_for(kind: str, tmp_path: Path) -> None:
+    port = free_port()
+    with ending(Bridge(tmp_path, kind, f"tcp://127.0.0.1:{port}")) as bridge:
+        until(lambda: "waiting for" in bridge.err or bridge.process.poll() is not None, "it waits")
+        with serving_contracts(Keys.parse(f"studio: {SECRET}", "the test"), tcp_port=port) as service:
+            steps = PLAYS[kind](bridge.port)
+            until(lambda: all(session.ended for session in service.sessions), "the game has left")
+    assert sum(len(session.ticks) for session in service.sessions) == steps
+    waits, where, listens, *_ = bridge.err.splitlines()
+    assert re.search(rf": waiting for tcp://127.0.0.1:{port}: .*; giving up after 60 s$", waits)
+    assert where.endswith(f": plays at tcp://127.0.0.1:{port}")
+    assert "listens at" in listens
+
+
+def test_a_service_that_does_not_come_up_is_given_up(tmp_path: Path) -> None:
+    with ending(Bridge(tmp_path, "godot", f"tcp://127.0.0.1:{free_port()}", "--give-up-after-s", "0")) as bridge:
+        assert bridge.process.wait(30) == 1
+    gives_up, why = bridge.err.splitlines()
+    assert re.search(r": given up after 0.0 s \(failed tries: 1\); --give-up-after-s changes when$", gives_up)
+    assert why.startswith("brayx: ")

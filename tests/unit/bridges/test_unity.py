@@ -21,7 +21,6 @@ from brayx.bridges.unity import run_games
 from brayx.bridges.v1 import unity_pb2 as pb
 from brayx.errors import AgentError, ConfigError
 from brayx.gamecore.games import GameResult
-from brayx.ports import free_port
 from tests.unit.bridges.contract_service import ContractService
 from tests.unity_game import (
     BEHAVIOUR,
@@ -396,9 +395,10 @@ def test_a_lost_session_goes_on_as_another(service: ContractService) -> None:
     assert len(service.sessions) == 4, "two agents, each with an episode in both sessions"
 
 
-def test_a_service_that_is_gone_ends_the_game_and_the_bridge() -> None:
-    service = ContractService(urls={"tcp": f"tcp://127.0.0.1:{free_port()}"})
+def test_a_service_that_is_gone_ends_the_game_and_the_bridge(service: ContractService) -> None:
     with Bridge(service, give_up_after_s=0.0) as bridge, connected(bridge) as caller:
+        assert service.host is not None
+        service.host.close()
         answer = caller.call(agents_message({BEHAVIOUR: [one(1)]}, [behaviour()]))
         assert answer.header.status == 400
         until(bridge.ended, "the end of the bridge")
