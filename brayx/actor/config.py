@@ -180,7 +180,7 @@ class ActorConfig(SessionConfig):
     that forwards the clients' ``Host``; ``*``: all."""
     keys_file: str | None = None
     """File of the keys that requests are signed with (`brayx keys new`), in a job relative to its YAML's folder; null:
-    the environment's, if it has any. A training job does not require keys."""
+    the environment's, if it has any. The gamecores that a training starts find it in their environment."""
     tracing: bool = False
     """Sends spans of the ticks of sampled traces by OpenTelemetry; needs the extra ``tracing``."""
     gamecores: list[GamecoreConfig] = []

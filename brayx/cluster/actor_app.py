@@ -152,12 +152,10 @@ def application(spec: ActorSpec, *, name: str, directory: str) -> serve.Applicat
         if config.placement == "remote"
     }
     build = functools.partial(build_runtime, spec)
-    # A training's own gamecores have no keys: these are for clients of a service.
-    requires_keys = spec.config["mode"] != "train"
     # The sessions of a league's game are on one replica, whether they share states or not.
     in_games = spec.league is not None or spec.self_play is not None or (spec.job is not None and spec.job.leagues)
     config = spec.actor.model_copy(update={"share": "game"}) if in_games else spec.actor
-    return actor_deployment(build, config, name=name, directory=directory, handles=handles, requires_keys=requires_keys)
+    return actor_deployment(build, config, name=name, directory=directory, handles=handles)
 
 
 def actor_spec(

@@ -149,7 +149,6 @@ class ActorReplica(GrpcDoor, ActorService):
         config: the actor component's options.
         directory: name of the session directory shared by the deployment's replicas.
         handles: Serve handles for the builder, by name.
-        requires_keys: as for `actor_deployment`.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it, so that the builder runs on the replica's loop
@@ -158,9 +157,8 @@ class ActorReplica(GrpcDoor, ActorService):
         config: ActorConfig,
         directory: str,
         handles: Mapping[str, Any],
-        requires_keys: bool = True,
     ) -> None:
-        keys = self._keys = Keys.configured(config.keys_file) if requires_keys else None
+        keys = self._keys = Keys.configured(config.keys_file)
         directory_actor = create_directory(directory)  # first: its process starts meanwhile
         runtime = self._replica = await build(handles)
         await check_directory(directory, directory_actor)
@@ -314,7 +312,6 @@ def actor_deployment(
     name: str,
     directory: str,
     handles: Mapping[str, serve.Application] | None = None,
-    requires_keys: bool = True,
 ) -> serve.Application:
     """The Serve application whose replicas answer sessions.
 
@@ -324,12 +321,11 @@ def actor_deployment(
         name: name of the deployment.
         directory: name of the session directory's Ray actor.
         handles: applications whose handles the builder gets, by name.
-        requires_keys: require the keys of ``config`` or the environment; False: any client may connect without one.
 
     Raises:
         ConfigError: the file of keys cannot be read, is open to others or is malformed.
     """
-    if requires_keys and config.keys_file is not None:
+    if config.keys_file is not None:
         Keys.load(config.keys_file)  # here, so that `serve run` ends with the error before it starts Ray
     chosen = {field: free_port(config.native_host) for field in NATIVE_OPTIONS if getattr(config, field) == 0}
     config = config.model_copy(update=chosen)  # here, so that all replicas open the same
@@ -347,5 +343,5 @@ def actor_deployment(
         graceful_shutdown_timeout_s=_LATE_S + config.drain_timeout_s + _LAST_S,
         logging_config=LoggingConfig(enable_access_log=False),
     )
-    application: serve.Application = deployment.bind(build, config, directory, dict(handles or {}), requires_keys)
+    application: serve.Application = deployment.bind(build, config, directory, dict(handles or {}))
     return application

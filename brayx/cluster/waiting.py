@@ -44,7 +44,8 @@ class WaitingOnRay(WaitingJob):
         end: Callable[[], object],
     ) -> None:
         super().__init__(job)
-        self._gamecores, self._trial, self._deploy, self._end = gamecores_of(job, actor), trial, deploy, end
+        self._gamecores, self._keys_file = gamecores_of(job, actor), job.actors[actor].keys_file
+        self._trial, self._deploy, self._end = trial, deploy, end
 
     def __enter__(self) -> Self:
         x_axis = self.job.trainers[only("trainer", self.job.trainers)].x_axis
@@ -56,7 +57,7 @@ class WaitingOnRay(WaitingJob):
             stack.callback(self._end)
             self._urls = self._deploy()
             parts = self._gamecores, self._urls, self.job.files_folder, self._failed, lambda text: self.say(text)
-            self.games = Gamecores(*parts)
+            self.games = Gamecores(*parts, keys_file=self._keys_file)
             self.games.__enter__()
             stack.callback(self.games.stop)
             self._stack = stack.pop_all()

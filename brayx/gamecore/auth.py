@@ -216,7 +216,17 @@ class Keys:
         return request._replace(time=time, token=sign(secret, request.key, request.session, time))
 
 
-def credentials(keys_file: str | None, key: str | None) -> dict[str, Any]:
+def variables(keys_file: str | None) -> dict[str, str]:
+    """Environment variables by which another process finds the keys that this one's service requires.
+
+    Args:
+        keys_file: as for `Keys.configured`.
+    """
+    path = os.environ.get(KEYS_FILE_VARIABLE) if keys_file is None else keys_file
+    return {KEYS_FILE_VARIABLE: os.path.abspath(path), KEYS_VARIABLE: ""} if path else {}
+
+
+def credentials(keys_file: str | None = None, key: str | None = None) -> dict[str, Any]:
     """``key`` and ``secret`` for a client; empty if neither an option nor the environment names keys.
 
     Args:

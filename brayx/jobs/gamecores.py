@@ -16,11 +16,12 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from brayx import clock, systems
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import ConfigError, StartupError
+from brayx.gamecore.auth import variables
 from brayx.gamecore.doors import DOORS
 from brayx.gamecore.games import GAVE_UP
 from brayx.guard import GamecoreGuard
@@ -72,6 +73,7 @@ class Gamecores:
         say: called once for each different error, with such a line and the last lines of the process's output; and for
             each line of brayx's own gamecores, which write only what a person must know.
         doors: doors of this process: bridges to engines that play there run in it. None: they are processes, too.
+        keys_file: file of the keys that the doors require, which the processes find in their environment.
 
     Attributes:
         restarts: number of restarts of processes that had ended by themselves.
@@ -87,8 +89,9 @@ class Gamecores:
         failed: Callable[[str], None] = lambda line: None,
         say: Callable[[str], None] = lambda text: None,
         doors: JobDoors | None = None,
+        keys_file: str | None = None,
     ) -> None:
-        self._folder, self._doors = folder, doors
+        self._folder, self._doors, self._variables = folder, doors, variables(keys_file)
         expanded = [config for config in configs for _ in range(config.num)]
         self._games = [
             _GameProcess(
@@ -183,7 +186,8 @@ class Gamecores:
         if self._doors is not None and game.is_bridge and any(url in game.argv for url in self._urls):
             game.process = InnerBridge(game.argv, self._doors, self._folder, output)
         else:
-            game.process = self._guard.start(game.argv, folder=self._folder, stdout=output, stderr=output)
+            given: dict[str, Any] = {"folder": self._folder, "stdout": output, "stderr": output, **self._variables}
+            game.process = self._guard.start(game.argv, **given)
         game.times.started()
         game.held_s = clock.held_s()
 

@@ -161,7 +161,9 @@ class JobTraining(abc.ABC):
     def gamecores(self, doors: JobDoors | None = None) -> Gamecores:
         """The job's gamecores; ``doors`` as for `Gamecores`."""
         configs = gamecores_of(self.job, self.actor)
-        return Gamecores(configs, self.urls, self.job.files_folder, self._game_failed, self.progress.say, doors)
+        keys_file = self.job.actors[self.actor].keys_file if self.actor else None
+        given = self.job.files_folder, self._game_failed, self.progress.say, doors
+        return Gamecores(configs, self.urls, *given, keys_file)
 
     def facts(self) -> Mapping[str, Any]:
         """What else the console shows of the job."""
@@ -204,8 +206,6 @@ class JobTraining(abc.ABC):
             served.callback(self.close_doors)
             try:
                 self.open_doors()
-                if actor is not None and actor.keys_file is not None:
-                    say(f"{self.actor}.keys_file: keys are required when the job is served, not while it trains")
                 self.stack.enter_context(self.console(self._facts))
                 self.stack.push(self._say_failed)
                 served.callback(self._keep_facts)  # before the doors close

@@ -265,6 +265,7 @@ class _LocalTraining(JobTraining):
         from brayx.actor.examples import contract_facts
         from brayx.actor.host import LocalHost
         from brayx.actor.serving import Runtime, tracing_of
+        from brayx.gamecore.auth import Keys
         from brayx.recording.recorder import closing, recorders_of
 
         job, numbers, buffers = self.job, self.numbers, self.buffers
@@ -306,7 +307,8 @@ class _LocalTraining(JobTraining):
         )
         tags = {}
         if self.lobby is None:
-            doors = LocalHost(actor, runtime, name=self.actor, on_hold=self.progress.pause)
+            keys = Keys.configured(actor.keys_file)
+            doors = LocalHost(actor, runtime, name=self.actor, keys=keys, on_hold=self.progress.pause)
         else:
             self.lobby.bind(runtime, self.progress.say, self.progress.pause)
             doors = self.lobby.doors

@@ -14,6 +14,7 @@ from typing import Any, Self
 from brayx.actor.actor import Actor
 from brayx.actor.host import LocalHost
 from brayx.actor.serving import Runtime
+from brayx.gamecore.auth import Keys
 from brayx.gamecore.contract import Contract
 from brayx.jobs.admission import Admission
 from brayx.jobs.config import JobConfig
@@ -50,7 +51,8 @@ class Lobby(WaitingJob):
             contract = Contract.parse(job.contract)
             self._admission.expect(contract)
             self._arrived.put(contract)
-        self.doors = LocalHost(self._config, self._runtime, name=actor, on_hold=lambda: self._on_hold())
+        keys = Keys.configured(self._config.keys_file)
+        self.doors = LocalHost(self._config, self._runtime, name=actor, keys=keys, on_hold=lambda: self._on_hold())
 
     def __enter__(self) -> Self:
         self.doors.open()
@@ -62,6 +64,7 @@ class Lobby(WaitingJob):
                 self._failed,
                 lambda text: self.say(text),
                 self.doors,
+                self._config.keys_file,
             )
             self.games.__enter__()
         except BaseException:

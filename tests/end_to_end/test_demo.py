@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from brayx.gamecore.auth import new_key
 from tests.end_to_end.jobs import FREE_PORTS, brayx, said_on_failure, setting, trials, without_ray
 
 pytestmark = pytest.mark.slow
@@ -18,8 +19,10 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize("cluster", [False, pytest.param(True, marks=pytest.mark.cluster)], ids=["local", "ray"])
 def test_a_demo_without_a_good_champion_fails_and_says_why(tmp_path: Path, cluster: bool) -> None:
     # It learns next to nothing: after 1,500 steps at the demo's own rate one in many plays to the end by luck.
+    keys = tmp_path / "keys.txt"
+    new_key(keys)  # of the job's own games, too
     options = *FREE_PORTS, "actor.gamecores.0.num=2", "trainer.num_steps=1500", "trainer.learning_rate=1e-9"
-    words = ["demo", "--games", "4", *setting(*options)]
+    words = ["demo", "--games", "4", *setting(*options, f"actor.keys_file={keys}")]
     environment = without_ray(tmp_path)
     if cluster:
         words += ["--cluster", *setting("model.placement=remote")]

@@ -10,6 +10,7 @@ import json
 import random
 
 from brayx import BrayxError, Client
+from brayx.gamecore.auth import credentials
 
 HEIGHT, WIDTH, BALLS = 8, 5, 10
 
@@ -66,7 +67,7 @@ def main() -> None:
     played = 0
     while arguments.games is None or played < arguments.games:
         try:
-            with Client(arguments.url, reconnect_s=30.0) as client:
+            with Client(arguments.url, reconnect_s=30.0, **credentials()) as client:
                 while arguments.games is None or played < arguments.games:
                     total = play(client, rng)
                     played += 1

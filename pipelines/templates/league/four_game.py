@@ -22,6 +22,7 @@ from four_rules import RED, SCRIPTS, YELLOW, Four
 
 from brayx import BrayxError, Client
 from brayx.errors import ConfigError
+from brayx.gamecore.auth import credentials
 from brayx.gamecore.protocol import StepKind, StepRequest
 from brayx.gamecore.transports.base import Endpoint
 from brayx.gamecore.transports.tcp import TcpSessions
@@ -81,7 +82,8 @@ def encode(body):
 
 def one_by_one(url, games):
     """Plays games one after the other over any door, with a client for each seat; yields each game when it ends."""
-    with Client(url, reconnect_s=30.0) as red, Client(url, reconnect_s=30.0) as yellow:
+    keys = credentials()
+    with Client(url, reconnect_s=30.0, **keys) as red, Client(url, reconnect_s=30.0, **keys) as yellow:
         clients = {RED: red, YELLOW: yellow}
         for game in games:
             name, reply = uuid.uuid4().hex, None
@@ -104,7 +106,7 @@ def one_by_one(url, games):
 
 def side_by_side(url, games, at_once, on_error):
     """Plays ``at_once`` games on one TCP connection, which needs far less CPU; yields each game when it ends."""
-    with TcpSessions(Endpoint.parse(url), timeout_s=30.0) as sessions:
+    with TcpSessions(Endpoint.parse(url), timeout_s=30.0, **credentials()) as sessions:
         running = {}
 
         def send(name, kind, seat, body):

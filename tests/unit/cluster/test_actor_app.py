@@ -87,7 +87,7 @@ class Starting(ActorReplica):
 
 @pytest.mark.parametrize("mode", ["train", "serve"])
 @pytest.mark.parametrize("where", ["file", "environment"])
-async def test_keys_are_required_for_serving_and_not_for_training(
+async def test_keys_are_required_for_serving_and_for_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Literal["train", "serve"], where: str
 ) -> None:
     file = tmp_path / "keys.txt"
@@ -109,7 +109,8 @@ async def test_keys_are_required_for_serving_and_not_for_training(
     replica = Starting.__new__(Starting)
     with pytest.raises(Built):
         await ActorReplica.__init__(replica, *bound.init_args, **bound.init_kwargs)
-    assert (replica._keys is not None) == (mode == "serve")
+    assert replica._keys is not None
+    assert replica._keys.ids == ["arena"]
 
 
 async def test_the_status_page_names_the_registered_version(tmp_path: Path, tracking_db: str) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brayx.errors import ConfigError, Unauthorized
-from brayx.gamecore.auth import Keys, new_key, sign
+from brayx.gamecore.auth import Keys, new_key, sign, variables
 from brayx.gamecore.protocol import StepKind, StepRequest
 
 SECRET = b"correct horse battery"
@@ -193,6 +193,22 @@ def test_where_keys_come_from(tmp_path: Path) -> None:
         Keys.configured(None, 5.0, {"BRAYX_KEYS_FILE": str(second), **inline})
     with pytest.raises(ConfigError, match="BRAYX_KEYS, line 1"):
         Keys.configured(None, 5.0, {"BRAYX_KEYS": "secretsecretsecret"})
+
+
+def test_a_game_in_another_folder_finds_the_keys_of_its_service(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "keys.txt").write_text(f"studio: {SECRET.decode()}\n")
+    monkeypatch.chdir(tmp_path)
+    given = variables("keys.txt")
+    monkeypatch.setenv("BRAYX_KEYS_FILE", "keys.txt")
+    assert variables(None) == given
+    monkeypatch.chdir("/")
+    keys = Keys.configured(None, 5.0, {"BRAYX_KEYS": f"other: {SECRET.decode()}", **given})
+    assert keys is not None
+    assert keys.first == "studio"
+    monkeypatch.delenv("BRAYX_KEYS_FILE")
+    assert variables(None) == {}, "the environment is inherited as it is"
 
 
 def test_the_window_is_the_configured_one() -> None:

@@ -6,9 +6,12 @@ import contextlib
 import functools
 import json
 import re
+import shlex
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -26,7 +29,9 @@ from brayx.errors import (
     ProtocolError,
     ServiceFull,
     StartupError,
+    Unauthorized,
 )
+from brayx.gamecore.auth import new_key
 from brayx.gamecore.client import Client
 from brayx.gamecore.contract import Contract
 from brayx.gamecore.protocol import WS_SUBPROTOCOL, FrameKind, StepKind, StepRequest, encode_frame
@@ -92,6 +97,27 @@ def test_the_first_start_says_the_contract_and_starts_are_held_until_the_model_a
             assert first.tick("5") == b"5"
         part, _ = recorder.drain()
     assert part["sessions_started", ""].total == 2.0, "the doors' own samples are the job's"
+
+
+GAME = """
+import sys, time
+from brayx.gamecore.auth import credentials
+from brayx.gamecore.client import Client
+Client(sys.argv[1], timeout_s=600.0, **credentials()).start(sys.argv[2])
+"""
+
+
+def test_the_doors_require_the_jobs_keys_which_its_own_games_find(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    keys, game = tmp_path / "keys.txt", tmp_path / "game.py"
+    new_key(keys)
+    game.write_text(GAME)
+    command = shlex.join([sys.executable, str(game), "{tcp_url}", START])
+    gamecores = json.dumps([{"command": command}])
+    with lobby(f"actor.keys_file={keys}", f"actor.gamecores={gamecores}") as waiting:
+        for url in waiting.doors.urls.values():
+            with Client(url) as stranger, pytest.raises(Unauthorized, match="requires keys"):
+                stranger.start(json.dumps(OTHER))
+        assert pool.submit(waiting.wait).result(60).contract == Contract.parse(CONTRACT).as_dict()
 
 
 @pytest.mark.parametrize(
