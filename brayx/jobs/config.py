@@ -99,7 +99,7 @@ class JobConfig(BaseModel):
     file: str
     """Absolute path of the YAML file."""
     folder: str
-    """Absolute path of its folder, where modules are looked up first."""
+    """Absolute path of the folder where modules are looked up first: the file's; of `mlagents-learn` the current."""
 
     _own: dict[str, JobConfig] = PrivateAttr(default_factory=dict)
     """The job of each behaviour that has its own options."""
@@ -136,14 +136,15 @@ class JobConfig(BaseModel):
         return JobConfig.parse(text, file, str(path), overrides)
 
     @staticmethod
-    def parse(text: str, file: Path, name: str, overrides: Sequence[str] = ()) -> JobConfig:
+    def parse(text: str, file: Path, name: str, overrides: Sequence[str] = (), folder: Path | None = None) -> JobConfig:
         """A job from the text of its YAML.
 
         Args:
             text: the YAML.
-            file: path of the file; modules are looked up in its folder.
-            name: what errors call the file.
+            file: path of the file.
+            name: what errors of its text call the file.
             overrides: as of `load`.
+            folder: where modules are looked up; None: the file's folder.
 
         Raises:
             ConfigError: as `load`.
@@ -153,7 +154,7 @@ class JobConfig(BaseModel):
             document.override(override, TOP_OPTIONS)
         from brayx.jobs.validation import Validation  # which needs this class
 
-        return Validation(document, file.absolute()).job()
+        return Validation(document, file.absolute(), (folder or file.parent).absolute()).job()
 
     @staticmethod
     def of(options: Mapping[str, Any], folder: str, overrides: Sequence[str] = ()) -> JobConfig:

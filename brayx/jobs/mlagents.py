@@ -59,6 +59,7 @@ class LearnOptions:
 
     Attributes:
         project: the file's name, which names the champion.
+        file: the file.
         job: options of the job by dotted path; those of its bridge are of the component ``game``.
         checkpoints: the run, and what it starts from.
         notes: a line for each key that has no counterpart.
@@ -66,6 +67,7 @@ class LearnOptions:
     """
 
     project: str
+    file: str = _TEMPLATE
     job: dict[str, Any] = field(default_factory=dict)
     checkpoints: CheckpointKeys = field(default_factory=CheckpointKeys)
     notes: list[str] = field(default_factory=list)
@@ -82,7 +84,7 @@ class LearnOptions:
         """
         text = (TEMPLATES / _TEMPLATE).read_text(encoding="utf-8")
         given = [f"{path}={json.dumps(value)}" for path, value in {"project": self.project, **self.job}.items()]
-        return JobConfig.parse(text, Path(_TEMPLATE).absolute(), _TEMPLATE, [*given, *overrides])
+        return JobConfig.parse(text, Path(self.file), _TEMPLATE, [*given, *overrides], folder=Path())
 
     def serve_command(self, job: JobConfig) -> str:
         """The command that serves the champions of the loaded job, each with the model that it was trained with."""
@@ -111,8 +113,9 @@ def learn_options(config: str | None, flags: Mapping[str, Mapping[str, Any]]) ->
         except OSError as error:
             other = nearest_file(Path(config)) if isinstance(error, FileNotFoundError) else ""
             raise ConfigError(f"{config}: cannot be read: {error.strerror}{other}", file=config) from None
-    project = re.sub(r"[^\w .+=,-]", "_", Path(config or "unity").stem).lstrip(" .+=,-")[:200]
-    return _Translation(document, flags, LearnOptions(project or "unity")).options()
+    file = config or _TEMPLATE
+    project = re.sub(r"[^\w .+=,-]", "_", Path(file).stem).lstrip(" .+=,-")[:200]
+    return _Translation(document, flags, LearnOptions(project or "unity", file)).options()
 
 
 class _Translation:

@@ -41,10 +41,10 @@ _OTHER = (
 class Validation:
     """One pass over a document that collects all errors."""
 
-    def __init__(self, document: JobFile, file: Path) -> None:
+    def __init__(self, document: JobFile, file: Path, folder: Path) -> None:
         self.document = document
         self.path = file
-        self.folder = str(file.parent)
+        self.folder = str(folder)
         self._context = {"folder": self.folder}
         self.errors: list[str] = []
 
@@ -102,7 +102,7 @@ class Validation:
                 merged[buffer] = {"kind": "buffer", **given}
         values = {key: merged[key] for key in merged if merged[key] is not None or key not in own}
         document = JobFile(values, {**self.document.lines, **lines}, self.document.file)
-        return Validation(document, self.path).job()
+        return Validation(document, self.path, Path(self.folder)).job()
 
     def _sampling(self, values: Mapping[str, Any]) -> dict[str, Sampling]:
         """The algorithm's `Sampling` for each buffer that the trainer learns from, by name; empty unless there is

@@ -125,6 +125,7 @@ def test_ppo(tmp_path: Path) -> None:
     options = read(tmp_path, PPO)
     job = options.load(["console_port=null"]).of_behaviour("Runner")
     assert (job.project, job.trial, job.console_port) == ("run 1", "ppo", None)
+    assert (job.file, job.folder) == (str(tmp_path / "run 1.yaml"), str(Path.cwd()))
     assert job.configs["network"].model_dump() | {"kind": "config"} == {
         "kind": "config", "hidden": [32, 32], "normalise": True, "convolutions": "nature", "shared": True
     }  # fmt: skip
