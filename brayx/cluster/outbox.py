@@ -58,7 +58,7 @@ class Outbox:
 
     Args:
         lanes: connections to the shards, nearest first.
-        max_pending: limit on queued replays; past it the oldest is dropped.
+        max_pending: limit on queued replays, unless one push has more; past it the oldest is dropped.
         push_timeout_s: deadline of one call; without an answer it counts as failed, though it may still arrive.
         recorder: counts every drop as ``replay_dropped``, by reason: ``full``, ``buffer_lost``, or ``closed``. None:
             they are in `dropped` only.
@@ -94,6 +94,7 @@ class Outbox:
         # Only once a replay was refused: walking the stack costs some 3 µs, which good pushes need not pay.
         place = called_from() if self._name_places else ""
         with self._lock:
+            self._max_pending = max(self._max_pending, len(replays))
             self._pending.extend((replay, place) for replay in replays)
         self._drop_surplus()
         self._give_up_if_overdue()

@@ -28,15 +28,7 @@ from brayx.league.config import MAIN, SelfPlayConfig
 from brayx.league.games import Finished, Game
 from brayx.league.member import Member
 from brayx.league.sides import Sides, Stretch
-from brayx.league.teams import (
-    CountingBuffer,
-    TeamGroup,
-    TeamPlayers,
-    counting,
-    record_result,
-    record_warning,
-    services_of,
-)
+from brayx.league.teams import TeamGroup, TeamPlayers, record_result, record_warning, services_of
 from brayx.logs import limited
 from brayx.metrics import Recorder
 from brayx.model.local import LocalModel
@@ -208,11 +200,10 @@ class TeamsInReplica:
         if player != MAIN:
             self.players.name, self._turn = player, self._group.turn
             self._group.take_in(self.players)
-        sides = self._sides
         others = {name: other for name, other in self._services.models.items() if name != model}
-        nothing = {name: CountingBuffer(sides, NullBuffer) for name in buffers}
+        nothing = {name: NullBuffer() for name in buffers}
         self._seating = Seating(model, functools.partial(SnapshotModel, snapshots), others, {}, numbers, nothing)
-        self._seating.learn(player, LearningPlayer(self._services.models[model], counting(sides, buffers), numbers))
+        self._seating.learn(player, LearningPlayer(self._services.models[model], buffers, numbers))
         self._ended = EndedGames(league, self._record)
         self._league = league
 

@@ -43,7 +43,7 @@ class Stretches(Protocol):
         """See `brayx.league.sides.Sides.count_episodes`."""
 
     def count_steps(self, steps: int) -> None:
-        """Counts the steps of agents that do not learn, which no buffer counts."""
+        """Counts steps of agents."""
 
 
 class RowPlayer:
@@ -79,7 +79,7 @@ class RowPlayer:
         return SeatedPlayer(f"team {self._team}", services, None, None, leave, sees=self.sees)
 
     def sees(self, tick: Tick) -> None:
-        """Counts the results of episodes that end, and follows the stretch.
+        """Counts steps and the results of episodes that end, and follows the stretch.
 
         An episode counts if it began and ended in one stretch. Its result is the sign of its last reward.
         """
@@ -93,6 +93,7 @@ class RowPlayer:
                 self._stretches.count(now.game(reward))
                 episodes += 1
         self._stretches.count_episodes(self._session, count, episodes)
+        self._stretches.count_steps(ended.count(False))
         if (stretch := self._stretches.stretch()) is not now:
             self._enter(stretch)
         for agent, is_over in zip(agents, ended, strict=True):
@@ -100,13 +101,8 @@ class RowPlayer:
                 self._began.setdefault(agent, stretch)
 
     def push(self, name: str, fragments: tuple[Fragment, ...]) -> None:
-        """Sends fragments that the learner has played to its buffer, and counts the others."""
-        learned = []
-        for fragment in fragments:
-            if fragment.policy_version.min() == NOT_LEARNED:
-                self._stretches.count_steps(len(fragment))
-            else:
-                learned.append(fragment)
+        """Sends fragments that the learner has played alone to its buffer."""
+        learned = [fragment for fragment in fragments if fragment.policy_version.min() != NOT_LEARNED]
         if learned:
             self.learner.buffers[name].push(*learned)
 

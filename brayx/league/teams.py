@@ -6,9 +6,7 @@ Knows nothing of where the league is.
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,7 +21,6 @@ from brayx.metrics import Recorder
 
 if TYPE_CHECKING:
     from brayx.gamecore.contract_ticks import Tick
-    from brayx.types import Columns, Fragment
 
 
 class TeamLeague(Protocol):
@@ -78,12 +75,15 @@ class TeamPlayers:
         player = await league.seat(session)
         services = replace(player.services, caught_up=self.services.caught_up)
 
-        def report_sign(tick: Tick) -> None:
-            """Reports the last reward of a game that gives no other result: its sign counts, as in ML-Agents."""
-            if player.report is not None and tick.result is None and (tick.terminated or tick.truncated):
+        def sees(tick: Tick) -> None:
+            """Counts a step. Reports the last reward of a game that gives no other result: its sign counts, as in
+            ML-Agents."""
+            if not (tick.terminated or tick.truncated):
+                self.count_steps(1)
+            elif player.report is not None and tick.result is None:
                 player.report(float(tick.reward))
 
-        return replace(player, services=services, sees=report_sign)
+        return replace(player, services=services, sees=sees)
 
     def stretch(self) -> Stretch | None:
         """See `Stretches.stretch`."""
@@ -133,22 +133,6 @@ class TeamGroup:
             self._sides.take_in(players.name, players.sides)
             players.sides = self._sides
             self._players.append(players)
-
-
-class CountingBuffer:
-    """A buffer that counts the transitions which agents push to another one."""
-
-    def __init__(self, sides: Sides, buffer: Callable[[], Any]) -> None:
-        self._sides, self._buffer = sides, buffer
-
-    def push(self, *replays: Fragment | Columns) -> None:
-        self._sides.steps += sum(map(len, replays))
-        self._buffer().push(*replays)
-
-
-def counting(sides: Sides, buffers: Mapping[str, Any]) -> dict[str, CountingBuffer]:
-    """Counts what is pushed to each of ``buffers``, in which one may be replaced by another meanwhile."""
-    return {name: CountingBuffer(sides, functools.partial(operator.getitem, buffers, name)) for name in buffers}
 
 
 def services_of(seating: Seating, stretch: Stretch, team: int, player: str) -> tuple[Services, bool]:

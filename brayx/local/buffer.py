@@ -51,6 +51,7 @@ class LocalBuffer:
         self._lock = threading.Lock()
         self._made_room = threading.Condition()
         self._removals = 0
+        self._most_pending = MAX_PENDING
         self._pushed: deque[tuple[Fragment | Columns, str]] = deque()
         self._held: deque[tuple[Fragment | Columns, str]] = deque()  # what a table has no room for yet
         self._is_fifo = config.sampler == "fifo"
@@ -85,9 +86,10 @@ class LocalBuffer:
         """
         # Only after a push was refused, as in `brayx.cluster.outbox`: walking the stack is too slow for every push.
         place = called_from() if self._name_places else ""
+        self._most_pending = max(self._most_pending, len(replays))  # one of many agents has thousands
         self._pushed.extend((replay, place) for replay in replays)
         lost = 0
-        while len(self._pushed) > MAX_PENDING:
+        while len(self._pushed) > self._most_pending:
             with contextlib.suppress(IndexError):  # another thread has just taken it
                 lost += transitions(self._pushed.popleft()[0])
         if lost:
@@ -207,8 +209,6 @@ class LocalBuffer:
         with contextlib.suppress(IndexError):  # there is no more
             while True:
                 self._held.append(self._pushed.popleft())
-        while len(self._held) > MAX_PENDING:
-            self._buffer.dropped_elsewhere("rate_limited", transitions(self._held.popleft()[0]))
         count = 0
         while self._held:
             replay, place = self._held.popleft()
@@ -228,6 +228,8 @@ class LocalBuffer:
                 self._held.appendleft((rest, place))
                 break
             count += 1
+        while len(self._held) > self._most_pending:
+            self._buffer.dropped_elsewhere("rate_limited", transitions(self._held.popleft()[0]))
         self._count_pushed(count)
 
     def _refused(self, error: BadFragment, place: str) -> None:

@@ -104,7 +104,7 @@ class LocalLeagueTraining:
         """
         self._longest_wait_s = longest_wait_s
         snapshots, trainees = self._snapshots.model, self.training.trainees
-        nothing = {name: self._no_buffer() for trainee in trainees.values() for name in trainee.buffers}
+        nothing = {name: NullBuffer() for trainee in trainees.values() for name in trainee.buffers}
 
         def snapshot(version: int) -> SnapshotModel:
             return SnapshotModel(snapshots, version)
@@ -170,10 +170,6 @@ class LocalLeagueTraining:
         assert trainee.acting is not None
         wait = trainee.caught_up(self._longest_wait_s)
         return LearningPlayer(trainee.acting.model, trainee.buffers, trainee.numbers, wait)
-
-    def _no_buffer(self) -> Any:
-        """A buffer of sessions that do not train a model."""
-        return NullBuffer()
 
 
 class LocalLeague(RunningLeague):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from brayx import clock
 from brayx.actor.agent import Services
@@ -32,21 +32,12 @@ from brayx.league.member import Member
 from brayx.league.rivals import Rivals
 from brayx.league.self_plays import SelfPlays, player_name, players_before
 from brayx.league.sides import Sides, Stretch
-from brayx.league.teams import (
-    CountingBuffer,
-    TeamGroup,
-    TeamPlayers,
-    counting,
-    record_result,
-    record_warning,
-    services_of,
-)
+from brayx.league.teams import TeamGroup, TeamPlayers, record_result, record_warning, services_of
 from brayx.local.league_training import LocalLeague, LocalLeagueTraining
 from brayx.local.trainee import LocalTrainee
 from brayx.metrics import Recorder
 from brayx.metrics.numbers import LocalNumbers
 from brayx.model.snapshots import SnapshotFiles
-from brayx.replay.buffer import NullBuffer
 from brayx.tracking import Trial
 
 if TYPE_CHECKING:
@@ -135,11 +126,8 @@ class SelfPlay(LocalLeagueTraining):
         return SidesLeague(league, self._players.sides, self.numbers)
 
     def _learning(self, trainee: LocalTrainee) -> LearningPlayer:
-        learning, buffers = super()._learning(trainee), self._players.services.buffers
-        return replace(learning, buffers=counting(self._players.sides, buffers))
-
-    def _no_buffer(self) -> Any:
-        return CountingBuffer(self._players.sides, NullBuffer)
+        # The sessions' own, which take no more once the behaviour has all its steps.
+        return replace(super()._learning(trainee), buffers=self._players.services.buffers)
 
 
 class SidesLeague(LocalLeague):

@@ -19,7 +19,8 @@ fetches a block's metadata while the executor sleeps in ``ray.wait`` for 100 ms,
 100 ms late; inline, push to batch takes 15 ms."""
 
 MAX_PENDING = 1024
-"""Fragments that a process queues during a push; beyond that the oldest is dropped and counted."""
+"""Fragments that a process queues during a push, or those of one push if these are more; beyond that the oldest is
+dropped and counted."""
 _TABLE_COLUMNS, _FIRST_COLUMNS = 100_000, 1_000
 """Defaults of a table: its capacity in columns, and the columns it must hold before the first sample."""
 

@@ -158,8 +158,9 @@ def test_a_malformed_fragment_is_counted_and_blocks_nothing(calls):
     remote.push(wrong)
     calls.made[0][1].set_exception(RuntimeError("the actor died"))
     assert remote.dropped == {"buffer_lost": 1}
-    remote.push(wrong, fragment(1), fragment(1))
-    assert remote.dropped == {"buffer_lost": 1, "full": 1}
+    remote.push(wrong)
+    remote.push(fragment(1), fragment(1))
+    assert remote.dropped == {"buffer_lost": 1, "full": 1}, "but nothing because of those that come with it"
     until(lambda: len(calls.made) == 2, "the sending of the rest")
     remote.push(wrong)
     remote.close(0)

@@ -6,6 +6,7 @@ import re
 import threading
 import time
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -121,10 +122,28 @@ def test_what_is_pushed_while_the_buffer_is_held_is_bounded(monkeypatch):
     monkeypatch.setattr("brayx.local.buffer.MAX_PENDING", 3)
     buffer, sink = made()
     with buffer._lock:
-        buffer.push(*(fragment(float(value)) for value in range(10)))
+        for value in range(10):
+            buffer.push(fragment(float(value)))
     buffer.push()
     assert sink.summary()["replay_dropped.full"] == 7 * T
     assert values(buffer.pop()) == [7.0, 8.0]
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": "uniform", "samples_per_insert": 1.0}])
+def test_nothing_of_one_push_is_dropped_however_many_fragments_it_has(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("brayx.local.buffer.MAX_PENDING", 3)
+    buffer, sink = made(size=5, **options)
+    with buffer._lock:
+        buffer.push(*(fragment(float(value)) for value in range(10)))
+    buffer.push()
+    taken = 0
+    while buffer.pop() is not None:
+        taken += 1
+    assert taken >= 5
+    assert sink.summary()["env_steps"] == 10 * T
+    assert not [name for name in sink.summary() if name.startswith("replay_dropped")]
 
 
 def test_the_reader_waits_for_a_batch_and_an_end_from_another_thread_wakes_it():

@@ -24,7 +24,7 @@ from brayx.league.league import League
 from brayx.league.ledger import Ledger
 from brayx.league.member import Member
 from brayx.league.rivals import Rivals
-from brayx.league.teams import CountingBuffer, TeamPlayers
+from brayx.league.teams import TeamPlayers
 from brayx.local import self_play as module
 from brayx.local.self_play import LocalSelfPlays, RivalGroup, RivalsLeague, SidesLeague
 from brayx.metrics import Recorder
@@ -67,11 +67,9 @@ class Playing:
         self.factory = AgentActorFactory.of(actor, {"agent": agent}, ".", job, services, players=self.players)
 
     def open(self, running: SidesLeague) -> None:
-        sides, self.running = self.players.sides, running
-        nothing = {"buffer": CountingBuffer(sides, NullBuffer)}
-        seating = Seating("model", lambda version: self.past, {}, {}, self.numbers, nothing)
-        learning = LearningPlayer(self.learner, {"buffer": CountingBuffer(sides, lambda: self.buffer)}, self.numbers)
-        seating.learn(self.players.name, learning)
+        self.running = running
+        seating = Seating("model", lambda version: self.past, {}, {}, self.numbers, {"buffer": NullBuffer()})
+        seating.learn(self.players.name, LearningPlayer(self.learner, {"buffer": self.buffer}, self.numbers))
         running.open(seating)
 
     async def start(self, session: str, team: int, **options: Any) -> AgentActor:
@@ -244,10 +242,10 @@ async def test_a_stretch_waits_for_the_episodes_of_several_agents() -> None:
     first, second = await playing.start("a", 0, rows=True), await playing.start("b", 1, rows=True)
     for _ in range(3):
         for is_over in (False, False, True):
-            playing.players.sides.steps += 4
             assert await rows(first, [1, 2], [1, 1], [is_over] * 2) == ([] if is_over else [LEARNER] * 2)
             assert await rows(second, [1, 2], [0, 0], [is_over] * 2) == ([] if is_over else [PAST] * 2)
     assert playing.pair() == (6, 0, 0)
+    assert playing.players.sides.steps == 24, "of both teams, though the agents have not handed over all of them"
 
 
 def rivals(*teams: int) -> tuple[list[Playing], Rivals]:
