@@ -51,19 +51,25 @@ def seconds_to_lines(game: str) -> Mapping[str, float]:
         timeout = threading.Timer(_TIMEOUT_S, train.kill)
         timeout.start()
         player: subprocess.Popen[bytes] | None = None
-        for text in train.stdout:
-            screen.append(text)
-            for line in LINES:
-                if line in text:
-                    times.setdefault(line, time.monotonic() - began)
-            if player is None and LINES[0] in text:
-                player = subprocess.Popen([sys.executable, *GAMES[game]], env=environment, stdout=subprocess.DEVNULL)
-            if LINES[-1] in text:
-                train.send_signal(signal.SIGINT)
-        train.wait()
-        timeout.cancel()
-        if player is not None:
-            player.wait(timeout=_TIMEOUT_S)
+        try:
+            for text in train.stdout:
+                screen.append(text)
+                for line in LINES:
+                    if line in text:
+                        times.setdefault(line, time.monotonic() - began)
+                if player is None and LINES[0] in text:
+                    player = subprocess.Popen(
+                        [sys.executable, *GAMES[game]], env=environment, stdout=subprocess.DEVNULL
+                    )
+                if LINES[-1] in text:
+                    train.send_signal(signal.SIGINT)
+            train.wait()
+        finally:
+            timeout.cancel()
+            train.kill()
+            if player is not None:
+                player.kill()
+                player.wait()
     if len(times) < len(LINES):
         print(f"brayx train {game}.yaml ended with {train.returncode}:\n{''.join(screen)[-2000:]}", file=sys.stderr)
     return times

@@ -30,8 +30,8 @@ def limits_for(contract: Contract, limits: Mapping[str, Mapping[str, Any]]) -> d
     return {group: value for group, value in known.items() if value}
 
 
-class Limiting(Protocol):
-    """What has limits: a `Tick`, or `ActionLimits`."""
+class HasLimits(Protocol):
+    """A `Tick`, or `ActionLimits`."""
 
     forbidden: dict[str, tuple[int, ...]]
     forced: dict[str, Any]
@@ -43,14 +43,21 @@ class ActionLimits:
     Args:
         contract: the game's.
         forbidden, forced: as in `brayx.gamecore.contract_ticks.Tick`.
+        options: the options of the job that set them, by the name that an error has: ``forbidden.dash``.
 
     Raises:
         BadLimits: no choice is left.
     """
 
-    def __init__(self, contract: Contract, forbidden: Mapping[str, tuple[int, ...]], forced: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        contract: Contract,
+        forbidden: Mapping[str, tuple[int, ...]],
+        forced: Mapping[str, Any],
+        options: Mapping[str, str] = {},
+    ) -> None:
         self.forbidden, self.forced = dict(forbidden), dict(forced)
-        self._contract = contract
+        self._contract, self._options = contract, options
         self._allowed = [self._choices(part) for part in contract.discrete] if forbidden or forced else []
         self._numbers = {part.name: forced[part.name] for part in contract.continuous if part.name in forced}
         if not self._numbers:
@@ -74,26 +81,31 @@ class ActionLimits:
         return cls(contract, *ContractBodies(contract).limits(document))
 
     @classmethod
-    def of_job(cls, contract: Contract, limits: Mapping[str, Mapping[str, Any]], *, learns: bool) -> ActionLimits:
+    def of_job(
+        cls, contract: Contract, limits: Mapping[str, Mapping[str, Any]], *, learns: bool, actor: str = "actor"
+    ) -> ActionLimits:
         """The limits that a job has for every session of a contract: those of the actions that the contract has.
 
         Args:
             contract: a behaviour's, or that of one of its games.
             limits: the actor's options ``forbidden`` and ``forced``.
             learns: the model learns, so that it must see them in its mask.
+            actor: the component that has the options.
 
         Raises:
             ConfigError: one does not fit the contract; names the option.
         """
+        own = limits_for(contract, limits)
         try:
-            of_job = cls.of(contract, limits_for(contract, limits))
+            of_job = cls.of(contract, own)
             if learns:
                 of_job.check_learnable()
         except BadBody as error:
-            raise ConfigError(f"actor.{error.message}", key=f"actor.{error.details['field']}") from None
-        return of_job
+            raise ConfigError(f"{actor}.{error.message}", key=f"{actor}.{error.details['field']}") from None
+        names = [f"{group}.{name}" for group in own for name in own[group]]
+        return cls(contract, of_job.forbidden, of_job.forced, {name: f"{actor}.{name}" for name in names})
 
-    def with_more(self, more: Limiting) -> ActionLimits:
+    def with_more(self, more: HasLimits) -> ActionLimits:
         """These limits and those of a start or a tick, whose forced actions come first.
 
         Raises:
@@ -105,7 +117,9 @@ class ActionLimits:
             name: (*self.forbidden.get(name, ()), *more.forbidden.get(name, ()))
             for name in (*self.forbidden, *more.forbidden)
         }
-        return ActionLimits(self._contract, forbidden, {**self.forced, **more.forced})
+        given = {*(f"forbidden.{name}" for name in more.forbidden), *(f"forced.{name}" for name in more.forced)}
+        options = {name: option for name, option in self._options.items() if name not in given}
+        return ActionLimits(self._contract, forbidden, {**self.forced, **more.forced}, options)
 
     def observed(self, tick: Tick) -> dict[str, np.ndarray]:
         """The observations of a tick, for a model that learns: the limits are in its mask, so that it knows which
@@ -152,6 +166,8 @@ class ActionLimits:
         Raises:
             BadLimits: no choice is left.
         """
+        if not self._allowed and not self._numbers:
+            return policy
         limited = dict(policy)
         if self._numbers:
             first = len(self._contract.discrete)
@@ -181,6 +197,8 @@ class ActionLimits:
 
         The float32 numbers of the policy's scale do not hold them all: bounds of 0 and 1 take 0.1 to 0.09999999.
         """
+        if not self._numbers:
+            return named
         return named | {name: np.broadcast_to(forced, np.shape(named[name])) for name, forced in self._numbers.items()}
 
     def _choices(self, part: ActionPart) -> np.ndarray:
@@ -192,12 +210,16 @@ class ActionLimits:
         else:
             allowed[list(self.forbidden.get(part.name, ()))] = 0
         if not allowed.any():
-            limit = f"forbidden.{part.name}"
+            limit = self._named(f"forbidden.{part.name}")
             raise BadLimits(f"{limit} leaves no choice, expected at least one", field=limit)
         return allowed
 
     def _check(self, name: str, is_left: bool) -> None:
         """Refuses limits of an action that leave no choice of those in the mask."""
         if not is_left:
-            limit = f"{'forced' if name in self.forced else 'forbidden'}.{name}"
+            limit = self._named(f"{'forced' if name in self.forced else 'forbidden'}.{name}")
             raise BadLimits(f"{limit} and mask leave no choice, expected at least one", field=limit)
+
+    def _named(self, limit: str) -> str:
+        """The name of a limit for errors: of one that the job has set, its option."""
+        return self._options.get(limit, limit)

@@ -74,13 +74,13 @@ def add_options(parser: argparse.ArgumentParser, *, listen: int | None, ports: s
     )
     add(
         "--restarts", type=whole, metavar="N",
-        help="most restarts of one build within --restarts-within-s; one that ends again ends the play (default: any)",
+        help="most restarts of one build within --restarts-within-s, after which the bridge stops (default: no limit)",
     )  # fmt: skip
     add(
         "--restarts-within-s", type=seconds, default=60.0, metavar="SECONDS",
         help="time for which a restart counts (default: %(default)g)",
     )  # fmt: skip
-    add("--lifetime-restarts", type=whole, metavar="N", help="most restarts of one build in all (default: any)")
+    add("--lifetime-restarts", type=whole, metavar="N", help="most restarts of one build in all (default: no limit)")
 
 
 class Builds:

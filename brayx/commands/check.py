@@ -9,6 +9,7 @@ from pathlib import Path
 
 from brayx.command_line import print_result
 from brayx.commands.arguments import add_job, add_set
+from brayx.errors import ConfigError
 
 HELP = "validate a job's YAML and print it with every option, its default and its meaning"
 
@@ -29,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     from brayx.jobs.checks import check_before_games, check_files, check_learning
     from brayx.jobs.code import check_code
     from brayx.jobs.config import JobConfig
-    from brayx.jobs.contracts import built, by_contract, check_served_limits
+    from brayx.jobs.contracts import built, by_contract, check_limits, check_served_limits
     from brayx.jobs.options import documented
     from brayx.jobs.sources import Opened
 
@@ -45,6 +46,11 @@ def run(arguments: argparse.Namespace) -> int:
     job = JobConfig.load(arguments.config, overrides)
     check_code(job, job.actors, mode="train")
     check_served_limits(by_contract(job))
+    for own in by_contract(job):
+        try:
+            check_limits(own, learns=True)
+        except ConfigError as error:
+            print(f"brayx: note: for `brayx serve` only: {error.message}", file=sys.stderr)
     opened: Opened = {}
     check_files(job, opened)
     if job.needs_contract:

@@ -22,7 +22,7 @@ from brayx.jobs.contracts import check_limits, contract_lines, parse_contract, p
 from brayx.jobs.document import nearest
 from brayx.jobs.result import promote
 from brayx.jobs.sources import Sources
-from brayx.jobs.trainee import T, Trainees
+from brayx.jobs.trainee import T, Trainees, fills_buffers
 from brayx.jobs.training import Snapshot
 from brayx.jobs.watching import IDLE_S, READY_TIMEOUT_S, Idle
 from brayx.metrics.totals import joined
@@ -133,9 +133,15 @@ class Behaviours(Trainees[T]):
                     self._drop(name, error)
         return super().result(timeout_s)
 
-    def is_over(self, no_more: bool) -> bool:
-        """See `Trainees.is_over`."""
-        ended = [trainee.is_over(no_more) for trainee in self.trainees.values()]  # asks all: it ends their buffers
+    def is_over(self, *, read: bool, games_play: bool) -> bool:
+        """See `Trainees.is_over`; each behaviour has its own sources and agents."""
+
+        def no_more(name: str) -> bool:
+            own = self._sources.get(name)
+            is_read = read if own is None else own.done and name not in self._starting
+            return is_read and not (games_play and fills_buffers(self._jobs[name]))
+
+        ended = [trainee.is_over(no_more(name)) for name, trainee in self.trainees.items()]  # it ends their buffers
         return all(ended)
 
     def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
@@ -187,7 +193,7 @@ class Behaviours(Trainees[T]):
                     self._say(
                         f"behaviours.{name} has no effect: no game has this behaviour{nearest(name, self._announced)}"
                     )
-            for line in unused_limits([*self._jobs.values()]):
+            for line in unused_limits([*self._jobs.values()]).values():
                 self._say(line)
 
     def _begin(self, contract: Contract) -> bool:

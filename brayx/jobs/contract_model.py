@@ -194,7 +194,7 @@ def _check_names(contract: Contract, network: ContractNetworkConfig) -> None:
         if name not in names:
             raise ValueError(
                 f"network.encoders.{name}: behaviour {contract.behaviour!r} observes no {name!r}, expected one of "
-                f"{', '.join(names)}"
+                f"{', '.join(names)}; an encoder of one behaviour belongs in behaviours.NAME.network.encoders"
             )
 
 

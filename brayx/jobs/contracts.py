@@ -113,8 +113,8 @@ def contract_lines(job: JobConfig) -> list[str]:
     actions = "; ".join(f"{part.name}: {_action(part)}" for part in contract.actions)
     names = {part.name for part in contract.actions}
     limits = [
-        f"{name} {'never' if group == 'forbidden' else 'always'} {', '.join(map(str, value))}"
-        for group, name, value in _limits(job)
+        f"{name} {'never' if '.forbidden.' in option else 'always'} {', '.join(map(str, value))}"
+        for option, name, value in _limit_options(job)
         if name in names
     ]
     lines = [f"observations: {observations}", f"actions: {actions}"]
@@ -131,8 +131,8 @@ def check_limits(job: JobConfig, *, learns: bool) -> None:
     Raises:
         ConfigError: a limit does not fit, or the model would learn and not see it.
     """
-    for actor in job.actors.values():
-        ActionLimits.of_job(parse_contract(job.contract), actor.limits, learns=learns)
+    for name, actor in job.actors.items():
+        ActionLimits.of_job(parse_contract(job.contract), actor.limits, learns=learns, actor=name)
 
 
 def check_served_limits(jobs: Sequence[JobConfig]) -> None:
@@ -143,28 +143,34 @@ def check_served_limits(jobs: Sequence[JobConfig]) -> None:
     """
     for job in jobs:
         check_limits(job, learns=False)
-    for line in unused_limits(jobs):
-        raise ConfigError(line, key=line.split()[0])
+    for option, line in unused_limits(jobs).items():
+        raise ConfigError(line, key=option)
 
 
-def unused_limits(jobs: Sequence[JobConfig]) -> list[str]:
-    """A line for each limit in the options of these jobs' actors whose action none of their contracts has."""
-    names = {id(job): [part.name for part in parse_contract(job.contract).actions] for job in jobs}
-    used = {(group, name) for job in jobs for group, name, _ in _limits(job) if name in names[id(job)]}
-    unused = {(group, name) for job in jobs for group, name, _ in _limits(job)} - used
-    known = sorted({name for of_job in names.values() for name in of_job})
+def unused_limits(jobs: Sequence[JobConfig]) -> dict[str, str]:
+    """A line for each limit in the options of these jobs' actors whose action none of their contracts has, by option:
+    ``actor.forced.dash``."""
+    actions: dict[str, str] = {}  # by option
+    known: set[str] = set()
+    used: set[str] = set()
+    for job in jobs:
+        names = {part.name for part in parse_contract(job.contract).actions}
+        options = {option: name for option, name, _ in _limit_options(job)}
+        used |= {option for option, name in options.items() if name in names}
+        known, actions = known | names, actions | options
+    return {
+        option: f"{option} has no effect: no game has this action{nearest(name, sorted(known))}"
+        for option, name in sorted(actions.items())
+        if option not in used
+    }
+
+
+def _limit_options(job: JobConfig) -> list[tuple[str, str, list[Any]]]:
+    """The limits of a job's actors: the option, as ``actor.forced.dash``, the action and the values of each."""
     return [
-        f"actor.{group}.{name} has no effect: no game has this action{nearest(name, known)}"
-        for group, name in sorted(unused)
-    ]
-
-
-def _limits(job: JobConfig) -> list[tuple[str, str, list[Any]]]:
-    """The limits of a job's actors: the option, the action and the values of each."""
-    return [
-        (group, name, value if isinstance(value, list) else [value])
-        for actor in job.actors.values()
-        for group, limits in actor.limits.items()
+        (f"{actor}.{group}.{name}", name, value if isinstance(value, list) else [value])
+        for actor, config in job.actors.items()
+        for group, limits in config.limits.items()
         for name, value in limits.items()
     ]
 

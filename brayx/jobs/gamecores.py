@@ -253,9 +253,10 @@ class Gamecores:
         line = f"a gamecore ended with status {status} after {lived_s:.0f} s{said}"
         game.process = None
         game.has_failed = game.has_failed or bool(status and counts and error)
-        if status == GAVE_UP and reason:
+        if status == GAVE_UP and reason and counts:
             self._give_up(f"{reason}{said}")
         elif exceeded is not None:
+            said = f"; it said: {reason}" if reason else said
             self._give_up(f"{_too_often(game, *exceeded, status, lived_s)}{said}")
         elif status and counts and reason:
             self._fail(f"{reason}; next try in {game.times.pause_s:g} s", reason)

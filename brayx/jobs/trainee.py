@@ -161,6 +161,12 @@ class Trainee(Protocol):
         """
 
 
+def fills_buffers(job: JobConfig) -> bool:
+    """Whether games add to what is learned from: with ``buffer: null`` of all agents they only show how a clone
+    plays."""
+    return any(agent.options.get("buffer", "") is not None for agent in job.agents.values())
+
+
 class Trainees(Generic[T]):
     """All models that a job trains, as one `RunningLearner`, which ends when all main players have ended.
 
@@ -229,9 +235,17 @@ class Trainees(Generic[T]):
     def look(self) -> None:
         """Does regular work, such as a league's snapshots; called repeatedly, also after `DeadlineExceeded`."""
 
-    def is_over(self, no_more: bool) -> bool:
-        """Whether the stream of batches is over; arguments and errors as for `Trainee.is_over`."""
-        return self._trainee.is_over(no_more)
+    def is_over(self, *, read: bool, games_play: bool) -> bool:
+        """Whether the stream of batches is over.
+
+        Args:
+            read: the sources are read, and no rollout is left.
+            games_play: games may still add to it.
+
+        Raises:
+            DeadlineExceeded: as for `Trainee.is_over`.
+        """
+        return self._trainee.is_over(read and not (games_play and fills_buffers(self._job)))
 
     def register(self, say: Callable[[str], None]) -> tuple[int | None, str]:
         """Registers what was learned; returns the version, None if there is none, and a message for the user."""

@@ -267,8 +267,6 @@ class JobTraining(abc.ABC):
         by_hand = bool(must_connect) and all(config.by_hand for config in gamecores) and self.job.contract is not None
         given = self.progress, learning, games, self.rollouts, steps, share, must_connect
         watch = Watch(*given, by_hand=by_hand, resumed=self._resumed)
-        # With `buffer: null` of all agents the games only show how a clone plays.
-        fill = any(agent.options.get("buffer", "") is not None for agent in self.job.agents.values())
         while not learning.wait(LOOK_S):
             if self._finishing.is_set():
                 learning.stop()
@@ -279,7 +277,7 @@ class JobTraining(abc.ABC):
                 if error is not None:
                     raise error
             with contextlib.suppress(DeadlineExceeded):  # a buffer or the league is slow, or being restarted
-                if learning.is_over(sources.done and not (games.num and fill) and not self.rollouts):
+                if learning.is_over(read=sources.done and not self.rollouts, games_play=games.num > 0):
                     return
                 learning.look()
             for line in self.carry_out_requests():

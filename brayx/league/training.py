@@ -370,7 +370,7 @@ class LeagueTraining(Trainees[T]):
             log.warning("player %r is out, and its trial is not marked as failed: %s", player, failed.message)
         self._host.drop(player, trainee)
 
-    def is_over(self, no_more: bool) -> bool:
+    def is_over(self, *, read: bool, games_play: bool) -> bool:
         """False: a league has no sources that could end, so it is over only when its learners have ended."""
         return False
 

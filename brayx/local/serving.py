@@ -299,7 +299,9 @@ def serve(
             say(f"  {door:<4}  {url}")
         for engine in dict.fromkeys(filter(None, (gamecore.engine for gamecore in serving.config.gamecores))):
             url = serving.urls.get("tcp", serving.urls["http"])
-            say(f"to play in {engine.capitalize()}: brayx bridge {engine} --url {url}")
+            more = " --time-scale 1" * (engine == "unity")
+            more += " --key ID --keys-file FILE" * (serving.config.keys_file is not None)
+            say(f"to play in {engine.capitalize()}: brayx bridge {engine} --url {url}{more}")
         if serving.is_open:
             say("any machine that reaches these doors may play: require keys, see `brayx keys new`")
         if serving.config.num_workers > 1:

@@ -51,7 +51,7 @@ def test_a_unity_game_is_learned_and_served(tmp_path: Path) -> None:
         served.until(served.says("Chaser acts with models:/unity-Chaser/1; Runner acts with"), "both act")
         door = re.search(r"(tcp://\S+)", served.err)
         assert door is not None
-        assert f"to play in Unity: brayx bridge unity --url {door[1]}\n" in served.err
+        assert f"to play in Unity: brayx bridge unity --url {door[1]} --time-scale 1\n" in served.err
         results = run_games(door[1], listen=0, command=BUILD, games=40)
         assert sum(result.total_reward for result in results) > 0.5 * len(results), "at random it is 0.1"
         until(lambda: recorded.is_dir() and ended(recorded) == 2, "both sessions are written", LEFT_S)

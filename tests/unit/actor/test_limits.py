@@ -156,6 +156,10 @@ async def test_a_model_that_learns_sees_those_of_its_job() -> None:
     await game.start()
     await game.tick()
     assert model.seen[-1]["action_mask"].tolist() == [1, 0, 1]
+    with pytest.raises(BadLimits, match=r"^actor\.forbidden\.go and mask leave no choice"):
+        await game.tick(mask={"go": [0, 1, 0]})
+    with pytest.raises(BadLimits, match=r"^forbidden\.go and mask leave no choice"):
+        await game.tick(mask={"go": [0, 1, 1]}, forbidden={"go": [3]})
 
 
 @pytest.mark.parametrize(

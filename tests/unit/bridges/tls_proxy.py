@@ -51,8 +51,16 @@ class TlsProxy:
 
     async def open(self) -> str:
         """Listens; returns the address."""
-        server = await asyncio.start_server(self._relay, "127.0.0.1", 0, ssl=self._context)
-        return f"127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0, ssl=self._context)
+        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        """Ends all connections."""
+        self._server.close()
+        relays = asyncio.all_tasks() - {asyncio.current_task()}
+        for relay in relays:
+            relay.cancel()
+        await asyncio.gather(*relays, return_exceptions=True)
 
     async def _relay(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         self.connections += 1
@@ -81,6 +89,7 @@ def tls_proxy(service: str, pem: Path, cuts: Sequence[int] = ()) -> Iterator[tup
     try:
         yield proxy, asyncio.run_coroutine_threadsafe(proxy.open(), loop).result(60)
     finally:
+        asyncio.run_coroutine_threadsafe(proxy.close(), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -37,6 +37,10 @@ def test_what_is_built_for_a_contract_is_printed_instead_of_the_options(
     assert out.startswith("observations: speed: 2 float32\nactions: dash: one of 2 choices from 0\n")
     assert out.rstrip().endswith("parameters in all")
     assert err == f"{GAME}: ok\n"
+    assert checked("actor.forced.dash=0", contract=str(tmp_path / "mine.json")) == 0
+    out, err = capsys.readouterr()
+    assert "limits: dash always 0\n" in out
+    assert "note: for `brayx serve` only: actor.forced.dash limits an action while the model learns" in err
     assert checked() == 0
     assert "contract: null" in capsys.readouterr().out, "without one, the options"
 

@@ -140,9 +140,9 @@ def test_a_training_takes_only_limits_that_its_model_sees() -> None:
         check_job(job(f"contract={json.dumps(CONTRACT)}", "actor.forced.fire=0"))
     with pytest.raises(ConfigError, match=r"^actor\.forbidden\.dash limits an action while the model learns"):
         further_job(job("actor.forbidden.dash=[1]"), Contract.parse(SMALL), ["runner"])
-    assert unused_limits([further_job(job("actor.forced.jump=1"), Contract.parse(SMALL), ["runner"])]) == [
-        "actor.forced.jump has no effect: no game has this action; there is 'dash'"
-    ], "another behaviour may still come"
+    assert unused_limits([further_job(job("actor.forced.jump=1"), Contract.parse(SMALL), ["runner"])]) == {
+        "actor.forced.jump": "actor.forced.jump has no effect: no game has this action; there is 'dash'"
+    }, "another behaviour may still come"
 
 
 def test_limits_need_a_contract() -> None:

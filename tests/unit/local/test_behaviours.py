@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from brayx.actor.config import AgentConfig
 from brayx.errors import Diverged
 from brayx.local.behaviours import BehaviourTraining
 from tests.unit.jobs.test_trainee import Learner
@@ -42,3 +43,24 @@ def test_a_behaviour_that_fails_before_it_acts_is_refused_also_if_it_is_the_last
 def test_a_behaviour_that_fails_later_fails_the_training() -> None:
     with pytest.raises(Diverged, match="loss is NaN"):
         training(starting=False).result(0.0)
+
+
+@pytest.mark.parametrize("first", ["cloned", "played"])
+def test_a_clone_is_over_with_its_demonstrations_and_others_play_on(first: str) -> None:
+    """Of two behaviours one is cloned, and its agent fills no buffer; all sources are read."""
+    ended = training(starting=False)
+    told: dict[str, bool] = {}
+
+    def trainee(name: str) -> Any:
+        return SimpleNamespace(is_over=lambda no_more: told.setdefault(name, no_more))
+
+    names = [first, *{"cloned", "played"} - {first}]
+    agents = {"cloned": {"buffer": None}, "played": {}}
+    ended.trainees = {name: trainee(name) for name in names}
+    ended._jobs = {
+        name: SimpleNamespace(agents={"agent": AgentConfig(module="m", class_name="A", options=agents[name])})
+        for name in names
+    }
+    ended._sources = {names[1]: SimpleNamespace(done=True)}
+    assert not ended.is_over(read=True, games_play=True)
+    assert told == {"cloned": True, "played": False}
