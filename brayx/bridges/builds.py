@@ -66,12 +66,13 @@ def add_options(parser: argparse.ArgumentParser, *, listen: int | None, ports: s
     """
     add = parser.add_argument
     add("--listen", type=int, default=listen, metavar="PORT", help=f"port for games that are started by hand{ports}")
-    add("--command", default="", metavar="BUILD", help="start this exported build instead, and again whenever it ends")
-    add("--num", type=int, default=1, help="number of builds (default: %(default)s)")
-    draws = " (default)" if headless else ""
     add(
-        "--headless", help=f"the builds draw nothing{draws}; not for agents that see", **{**SWITCH, "default": headless}
-    )
+        "--command", default="", metavar="BUILD",
+        help="start this exported build, and again whenever it ends (default: you start the game)",
+    )  # fmt: skip
+    add("--num", type=int, default=1, help="number of builds (default: %(default)s)")
+    draws = f"the builds draw nothing (default: {'on' if headless else 'off'}); not for agents that see"
+    add("--headless", help=draws, **{**SWITCH, "default": headless})
     add(
         "--restarts", type=whole, metavar="N",
         help="most restarts of one build within --restarts-within-s, after which the bridge stops (default: no limit)",

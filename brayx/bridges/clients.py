@@ -14,6 +14,9 @@ from brayx.gamecore.games import RESUMED, RETRIED, START_S, Backoff, GamesRun
 from brayx.gamecore.probe import probe
 from brayx.gamecore.protocol import StepKind, StepRequest
 
+_PROBE_S = 5.0
+"""Time limit of one try to reach the service, so that a person soon sees that it does not answer."""
+
 
 class ClientSessions:
     """Sessions, each with one request under way. A context; for one event loop.
@@ -74,7 +77,7 @@ def reach(run: GamesRun[Any]) -> bool:
     """
     patience = Backoff(run.give_up_after_s, waits_for=run.url)
     while not run.should_stop():
-        answer = probe(run.endpoint, key=run.key, secret=run.secret, timeout_s=run.timeout_s)
+        answer = probe(run.endpoint, key=run.key, secret=run.secret, timeout_s=min(run.timeout_s, _PROBE_S))
         if isinstance(answer, SessionError | Overloaded):
             return True
         if not isinstance(answer, RETRIED):

@@ -252,11 +252,17 @@ def _listen(port: int) -> socket.socket:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = playing.command_parser("godot", "Play Godot projects that use the add-on godot_rl, unmodified.")
+    made = playing.command_parser(
+        "godot", "Play Godot projects that use the add-on godot_rl, unmodified.", is_engine=True
+    )
     add_options(made, listen=PORT, ports="; 0: a free one (default: %(default)s)", headless=True)
-    made.add_argument("--speedup", type=float, default=None, help="of the builds: how much faster physics runs")
-    made.add_argument("--action-repeat", type=int, default=None, help="of the builds: frames for each action")
-    made.add_argument("--fixed-fps", type=int, default=None, help="of the builds: frames per second of the game's time")
+    made.add_argument("--speedup", type=float, default=None, help="how much faster builds run (default: as exported)")
+    made.add_argument(
+        "--action-repeat", type=int, default=None, help="frames for each action of builds (default: as exported)"
+    )
+    made.add_argument(
+        "--fixed-fps", type=int, default=None, help="frames per second of builds' own time (default: real time)"
+    )
     made.add_argument(
         "--time-limit", type=int, default=None, metavar="STEPS",
         help="an episode that is done after this many steps or more was cut by the game's clock (reset_after)",

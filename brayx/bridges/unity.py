@@ -348,14 +348,18 @@ def _server(port: UnityPort, number: int) -> tuple[Any, int]:
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    made = playing.command_parser("unity", "Play Unity projects that use the package ML-Agents, unmodified.")
+    does = "Play Unity projects that use the package ML-Agents, unmodified."
+    made = playing.command_parser("unity", does, is_engine=True)
     ports = f", or for the first build (default: {EDITOR_PORT}, {BUILD_PORT} with --command)"
     add_options(made, listen=None, ports=ports, headless=False)
     made.add_argument(
-        "--time-scale", type=float, default=20.0, help="how much faster than real time (default: %(default)g)"
+        "--time-scale",
+        type=float,
+        default=20.0,
+        help="how much faster than real time the game runs (default: %(default)g)",
     )
     made.add_argument("--width", type=int, help="width of a build's window (default: the build's own)")
-    made.add_argument("--height", type=int, help="height of a build's window")
+    made.add_argument("--height", type=int, help="height of a build's window (default: the build's own)")
     made.add_argument(
         "--quality-level", type=int, help="index of the project's quality level (default: the game's own)"
     )

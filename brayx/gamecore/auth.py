@@ -43,6 +43,7 @@ _MAX_TIME_DIGITS = 19
 _NEW_SECRET_BYTES = 32
 _NOBODYS_SECRET = secrets.token_bytes(_NEW_SECRET_BYTES)
 _PRIVATE = 0o600
+_SIGN = "sign with a line of the service's keys file (of brayx's clients --keys-file FILE, --key ID)"
 
 
 def sign(secret: bytes, key: str, session: str, time: str) -> str:
@@ -161,7 +162,7 @@ class Keys:
         key, time, token = request.key, request.time, request.token
         if not (key and time and token):
             absent = ", ".join(repr(name) for name in ("key", "time", "token") if not getattr(request, name))
-            raise Unauthorized(f"this service requires keys: {absent} missing", missing=absent)
+            raise Unauthorized(f"this service requires keys: {absent} missing: {_SIGN}", missing=absent)
         if not (time.isascii() and time.isdigit() and len(time) <= _MAX_TIME_DIGITS):
             raise Unauthorized(f"'time' is {time[:40]!r}, expected Unix seconds, a decimal number", field="time")
         behind_s = now - int(time)
@@ -179,7 +180,7 @@ class Keys:
         if not hmac.compare_digest(expected.encode(), token.encode("utf-8", "replace")):
             raise Unauthorized(
                 "'key' is unknown, or 'token' is not the HMAC-SHA256 of key, session and time with that key's secret: "
-                "sign with a line of the service's keys file (of brayx's clients --keys-file FILE, --key ID)",
+                f"{_SIGN}",
                 field="token",
             )
 
@@ -248,8 +249,10 @@ def credentials(keys_file: str | None = None, key: str | None = None) -> dict[st
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Adds the options that `credentials` reads."""
     parser.add_argument(
-        "--keys-file", default=None, help="sign requests with a key from this file (lines of `id: secret`)"
-    )
+        "--keys-file", default=None,
+        help="sign requests with a key from this file, lines of `id: secret` (default: the file that the environment "
+        f"variable {KEYS_FILE_VARIABLE} names, or the lines in {KEYS_VARIABLE}, if there are any)",
+    )  # fmt: skip
     parser.add_argument("--key", default=None, metavar="ID", help="id of the key to use (default: the first)")
 
 

@@ -363,14 +363,20 @@ def exit_code(error: BrayxError) -> int:
     return 2 if isinstance(error, ConfigError) else GAVE_UP if isinstance(error, StartupError) else 1
 
 
-def command_parser(kind: str, description: str) -> argparse.ArgumentParser:
-    """The command line of ``brayx gamecore KIND`` with the options that all kinds have."""
-    parser = Parser(prog=f"brayx gamecore {kind}", description=description)
-    parser.add_argument("--url", required=True, help="URL of the service: http://, ws://, tcp:// or grpc://host:port")
-    parser.add_argument("--games", type=int, default=None, help="number of games to play (default: until stopped)")
+def command_parser(kind: str, description: str, *, is_engine: bool = False) -> argparse.ArgumentParser:
+    """The command line of ``brayx gamecore KIND`` with the options that all kinds have; ``brayx bridge KIND`` of an
+    engine, whose games are episodes of agents."""
+    parser = Parser(prog=f"brayx {'bridge' if is_engine else 'gamecore'} {kind}", description=description)
+    games = "episodes of agents" if is_engine else "games"
+    truncates = argparse.SUPPRESS if is_engine else "truncate games after this many ticks of an agent"
+    parser.add_argument(
+        "--url", required=True,
+        help="URL of the training or service: http://, ws://, tcp:// or grpc://host:port; with TLS https:// or wss://",
+    )  # fmt: skip
+    parser.add_argument("--games", type=int, default=None, help=f"number of {games} to play (default: until stopped)")
     parser.add_argument("--door", choices=ON_HTTP_PORT, default=None, help="protocol to use (default: the URL's)")
     parser.add_argument("--seed", type=int, default=None, help="makes the games repeatable")
-    parser.add_argument("--max-ticks", type=int, default=None, help="truncate games after this many ticks of an agent")
+    parser.add_argument("--max-ticks", type=int, default=None, help=truncates)
     parser.add_argument(
         "--timeout-s", type=float, default=30.0, help="time limit of one request (default: %(default)g)"
     )
@@ -381,7 +387,8 @@ def command_parser(kind: str, description: str) -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--give-up-after-s", type=float, default=60.0,
-        help="time limit for consecutive errors without a complete game (default: %(default)g)",
+        help="time limit to reach the service, and for consecutive errors without a complete game (default: "
+        "%(default)g)",
     )  # fmt: skip
     add_options(parser)
     parser.add_argument("--quiet", help="print the summary only", **SWITCH)

@@ -182,7 +182,7 @@ def test_a_pipeline_as_a_module_reports_an_error_in_one_line_as_its_command_does
         ("gamecore gym", "brayx gamecore gym"),
         ("gamecore pettingzoo a:b --games many", "brayx gamecore pettingzoo"),
         ("bridge gym", "brayx bridge"),
-        ("bridge godot", "brayx gamecore godot"),
+        ("bridge godot", "brayx bridge godot"),
         ("ppo", "brayx ppo"),
         ("mlagents-learn --num-envs many", "brayx mlagents-learn"),
         ("tune --num-trials many", "brayx tune"),

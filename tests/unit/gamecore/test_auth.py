@@ -65,7 +65,7 @@ def test_a_time_that_is_not_a_decimal_number_is_refused(keys: Keys, time: str) -
 
 @pytest.mark.parametrize("name", ["key", "time", "token"])
 def test_a_missing_field_is_named(keys: Keys, name: str) -> None:
-    with pytest.raises(Unauthorized, match=f"requires keys: '{name}' missing"):
+    with pytest.raises(Unauthorized, match=f"requires keys: '{name}' missing: sign with a line"):
         keys.check(request()._replace(**{name: ""}), NOW)
 
 
