@@ -130,7 +130,7 @@ def routes(source: Source) -> APIRouter:
         mean, error, games = (checkpoint.metrics.get(name) for name in (BEST_METRIC, ERROR_OF_BEST, GAMES_OF_BEST))
         assert mean is not None  # it is the best by that
         result = ResultDocument(mean=mean, error=error, games=games, how="training")
-        return BestDocument(step=checkpoint.step, result=result)
+        return BestDocument(step=checkpoint.env_steps, result=result)
 
     @router.post("/{run_id}/stop")
     def stop(run_id: str, register: bool = False) -> DoneDocument:

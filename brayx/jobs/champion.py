@@ -66,8 +66,8 @@ def register_best(
         rating: tags by `brayx.jobs.rating.rating_tags` of its evaluation; None: it had none.
     """
     mean, games = significant(best.metrics[BEST_METRIC]), best.metrics.get(GAMES_OF_BEST, math.nan)
-    played = f"mean return {mean} over {games_text(games)} after {best.step:,} env steps"
-    tags = {"return": mean, "return_games": f"{games:.0f}", "rating": mean, "env_steps": str(best.step)}
+    played = f"mean return {mean} over {games_text(games)} after {best.env_steps:,} env steps"
+    tags = {"return": mean, "return_games": f"{games:.0f}", "rating": mean, "env_steps": str(best.env_steps)}
     if ERROR_OF_BEST in best.metrics:
         tags["return_error"] = f"{best.metrics[ERROR_OF_BEST]:.4g}"
     if rating:
@@ -93,7 +93,7 @@ def register_best(
     trial.set_tag(NOTE_TAG, f"{played}: {name} version {new}{'' if stays else ', champion'}")
     if last.step != best.step:
         has = significant(last.metrics[BEST_METRIC]) if BEST_METRIC in last.metrics else "too few games"
-        played += f" (the best checkpoint; the last, after {last.step:,}, has {has})"
+        played += f" (the best checkpoint; the last, after {last.env_steps:,}, has {has})"
     if champion is not None and stays:
         return new, (
             f"registered as {name} version {new}, {played}; "
@@ -170,8 +170,8 @@ def is_chance(lead: float, error: float) -> bool:
 def _mark(trial: Trial, best: Checkpoint) -> None:
     """Adds a checkpoint's return to the trial's curve, at its place on the curve's x axis."""
     points = trial.history(CHARTS["env_steps"])
-    if points and points[-1][1] >= best.step:
-        x = np.interp(best.step, [steps for _, steps in points], [x for x, _ in points])
+    if points and points[-1][1] >= best.env_steps:
+        x = np.interp(best.env_steps, [steps for _, steps in points], [x for x, _ in points])
         trial.log_metrics({RETURN_CHART: best.metrics[BEST_METRIC]}, round(x), best.saved_at_s)
 
 

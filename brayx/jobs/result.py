@@ -287,7 +287,7 @@ def promote(
     module = with_weights(module, load_weights(folder / "weights.npz"))
     onnx = None
     try:
-        say(f"writing the best checkpoint, after {best.step:,} env steps, as ONNX")
+        say(f"writing the best checkpoint, after {best.env_steps:,} env steps, as ONNX")
         onnx = standalone(module, example)
     except ModelError as error:
         say(f"the best checkpoint is registered without an ONNX file: {error.message}")

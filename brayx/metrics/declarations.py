@@ -70,6 +70,8 @@ GAMES_OF_BEST = "games"
 """Name of the number of games in that mean."""
 ERROR_OF_BEST = "error"
 """Name of the standard error of that mean."""
+STEPS_OF_CHECKPOINT = "env_steps"
+"""Name of the env steps that had been played when a checkpoint was saved."""
 
 METRICS: dict[str, Metric] = {
     metric.name: metric

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl, urlencode
 
+from brayx.metrics import STEPS_OF_CHECKPOINT
+
 FOLDER = "checkpoints"
 """Folder of a run's artifacts with its checkpoints."""
 _TAG = "brayx.checkpoint."
@@ -22,7 +24,7 @@ class Checkpoint:
 
     Attributes:
         run_id: the trial it is of.
-        step: env steps at which it was taken.
+        step: transitions that it has learned from; off-policy, a step counts each time that it is sampled.
         artifact_path: its folder below the run's artifacts.
         metrics: numbers by name at that time.
         saved_at_s: Unix time.
@@ -35,6 +37,11 @@ class Checkpoint:
     metrics: Mapping[str, float] = field(default_factory=dict)
     saved_at_s: float = 0.0
     files: int = 0
+
+    @property
+    def env_steps(self) -> int:
+        """Env steps that had been played when it was saved; of one of an earlier brayx, `step`."""
+        return round(self.metrics.get(STEPS_OF_CHECKPOINT, self.step))
 
     @property
     def tag(self) -> str:

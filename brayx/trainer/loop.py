@@ -157,6 +157,7 @@ class LearnerLoop:
         self._shapes = Shapes(self.numbers, self.config.histogram_interval_s)
         self._learned_from: Batch | None = None
         self._score: PolicyScore | None = None
+        self._newest: Mapping[str, float] = {}
 
     def run(self) -> TrainingSummary:
         """Trains until the steps, the target or the stream end it.
@@ -255,6 +256,7 @@ class LearnerLoop:
             config.checkpoint_interval_s,
             {} if self.about is None else self.about,
             failed=lambda: self.numbers.add("checkpoints_failed", 1),
+            played=lambda: self._newest.get("env_steps"),
             every=config.checkpoint_interval,
         )
         self._publisher: Publisher | None = None
@@ -372,9 +374,13 @@ class LearnerLoop:
         self._shapes.record_in_turn(ready.batch, self._algorithm, self.module)
 
     def _reached(self) -> bool:
-        self._score = _score(self.numbers.newest(), self.config.target_games)
+        self._look()
         target = self.config.target_return
         return self._score is not None and target is not None and self._score.mean >= target
+
+    def _look(self) -> None:
+        self._newest = self.numbers.newest()
+        self._score = _score(self._newest, self.config.target_games)
 
     def _clock(self) -> None:
         """Counts the time of the training; rank 0 records it."""
@@ -394,7 +400,7 @@ class LearnerLoop:
         while self._score is None and not late:
             time.sleep(0.05)
             late = time.monotonic() >= deadline
-            self._score = _score(self.numbers.newest(), self.config.target_games)
+            self._look()
         self._saver.save(self._score)
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from brayx.errors import TrackingError
-from brayx.metrics import BEST_METRIC, ERROR_OF_BEST, GAMES_OF_BEST
+from brayx.metrics import BEST_METRIC, ERROR_OF_BEST, GAMES_OF_BEST, STEPS_OF_CHECKPOINT
 from brayx.replay.packing import Batch
 from brayx.temporary import temporary_folder
 from brayx.tracking.pending import Keeper
@@ -49,6 +49,7 @@ class Saver:
         every: also save after this many updates; None: only the seconds count.
         about: JSON values for ``meta.json``.
         failed: called for each checkpoint that could not be saved.
+        played: returns the env steps that have been played; None: nothing was.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Saver:
         interval_s: float,
         about: Mapping[str, Any],
         failed: Callable[[], None],
+        played: Callable[[], float | None],
         every: int | None = None,
     ) -> None:
         self._keeper = keeper
@@ -67,6 +69,7 @@ class Saver:
         self._interval_s = interval_s
         self._about = about
         self._failed = failed
+        self._played = played
         self._every = every
         self._failing = False
         self._saved_at = time.monotonic()
@@ -86,6 +89,8 @@ class Saver:
         metrics = {} if score is None else {BEST_METRIC: score.mean, GAMES_OF_BEST: float(score.games)}
         if score is not None and score.error is not None:
             metrics[ERROR_OF_BEST] = score.error
+        if (played := self._played()) is not None:
+            metrics[STEPS_OF_CHECKPOINT] = played
         try:
             with temporary_folder("checkpoint") as temporary:
                 self._write(temporary, {**self._about, "metrics": metrics})

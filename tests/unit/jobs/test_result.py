@@ -323,7 +323,7 @@ def test_the_outcome_compares_a_better_champion_with_the_last_checkpoint(learned
 
 def test_the_outcome_mentions_a_last_checkpoint_with_too_few_games(trained, tmp_path, tracking_db, job):
     trial = Trial.open("p", "t", tracking_db, resume=False)
-    for step, metrics in ((100, {"episode_return": 5.0, "games": 30}), (2000, {})):
+    for step, metrics in ((640, {"episode_return": 5.0, "games": 30, "env_steps": 100}), (2000, {})):
         trial.save_checkpoint(tmp_path / "checkpoint", step, metrics)
     _, outcome = promote(job, TRAINER, lambda line: None, lambda function, *args: function(trial, *args))
     assert outcome.endswith("after 100 env steps (the best checkpoint; the last, after 2,000, has too few games)")

@@ -9,8 +9,9 @@ from tests.unit.trainer.parts import BATCH_STEPS, Folders, run
 
 
 def test_checkpoints_follow_their_interval(tmp_path):
-    *_, keeper, _ = run(tmp_path, count=5, checkpoint_interval_s=1e-6)
+    *_, keeper, _ = run(tmp_path, count=5, checkpoint_interval_s=1e-6, newest={"env_steps": 7.0})
     assert [step for step, _, _ in keeper.saved] == [BATCH_STEPS * n for n in (1, 2, 3, 4, 5, 5)]
+    assert [metrics for _, metrics, _ in keeper.saved] == [{"env_steps": 7.0}] * 6, "those played"
 
 
 class FailingFolders(Folders):
