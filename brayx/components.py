@@ -1,4 +1,4 @@
-"""Loads user modules by name: first from the folder of a job's YAML file, then from ``sys.path``.
+"""Loads user modules by name: from the folder of a job's YAML file, then ``sys.path``, then the shipped jobs' folder.
 
 A job is sent between processes as module names and the folder's path; each process imports the modules itself. Knows
 nothing of what the modules contain.
@@ -16,6 +16,10 @@ from types import ModuleType
 from typing import Any
 
 from brayx.errors import ConfigError
+
+SHIPPED = Path(__file__).parents[1] / "pipelines" / "templates"
+"""The folder of the jobs that brayx ships, and of their modules."""
+_OWN = __package__
 
 
 def load(module: str, attribute: str, folder: str = "") -> Any:
@@ -59,7 +63,7 @@ def load_module(module: str, folder: str = "") -> ModuleType:
     _check_name(module)
     if folder:
         # Move it to the front even if it is on the path already: another job's folder must not come before it.
-        sys.path[:] = [folder, *(path for path in sys.path if path != folder)]
+        sys.path[:] = [folder, *(path for path in sys.path if path not in (folder, str(SHIPPED))), str(SHIPPED)]
         importlib.invalidate_caches()
         _refuse_other_of_same_name(module, folder)
     try:
@@ -82,8 +86,9 @@ def check_module(module: str, folder: str = "") -> None:
     """Checks that `load_module` would find ``module``, without running it; arguments and errors as there."""
     _check_name(module)
     parts = module.split(".")
-    places = [folder] if folder else []
+    places = [folder] if folder and parts[0] != _OWN else []
     spec = PathFinder.find_spec(parts[0], places) or _find_installed(parts[0])
+    spec = spec or PathFinder.find_spec(parts[0], [str(SHIPPED)])
     for part in parts[1:]:
         if spec is None or spec.submodule_search_locations is None:
             break
@@ -99,7 +104,7 @@ def _refuse_other_of_same_name(module: str, folder: str) -> None:
     top = module.split(".")[0]
     intended = next((path for path in (Path(folder, f"{top}.py"), Path(folder, top)) if path.exists()), None)
     loaded = sys.modules.get(top)
-    if intended is None or loaded is None:
+    if intended is None or loaded is None or top == _OWN:  # a folder "brayx" may be a checkout, or anything
         return
     places = [loaded.__file__] if getattr(loaded, "__file__", None) else []
     places += list(getattr(loaded, "__path__", []))

@@ -7,6 +7,7 @@ import argparse
 from brayx.command_line import SWITCH
 from brayx.jobs.shipped import job_file
 
+SHIPPED_JOBS = "cartpole.yaml, game.yaml, godot.yaml, unity.yaml"
 RECORDINGS = (
     "the recordings: a folder, one of its files, an address such as s3://bucket/folder, or runs:/TRIAL/recordings"
 )
@@ -16,9 +17,7 @@ TRUST = "run the code that the checkpoint names, even if it comes from a folder 
 
 def add_job(parser: argparse.ArgumentParser) -> None:
     """Adds the path of a job, as ``config``."""
-    parser.add_argument(
-        "config", type=job_file, help="the job's YAML, or the name of a shipped one: cartpole.yaml, game.yaml"
-    )
+    parser.add_argument("config", type=job_file, help=f"the job's YAML, or the name of a shipped one: {SHIPPED_JOBS}")
 
 
 def add_set(parser: argparse.ArgumentParser) -> None:

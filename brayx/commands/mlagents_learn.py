@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 HELP = "train a Unity project by the options and the YAML of ML-Agents' mlagents-learn"
 _FLAG: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
 _NEGATION: dict[str, Any] = {"action": "store_true"}
+_OF_BUILDS = ("num", "headless", "restarts", "lifetime_restarts", "restarts_within_s")
+"""Options of the bridge for builds that it starts."""
 FLAGS: dict[str, dict[str, tuple[str, dict[str, Any], str]]] = {
     "env_settings": {
         "--env": ("env_path", {}, "build to start; without it, press Play in the Editor"),
@@ -90,6 +93,10 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Trains; returns 0, or 130 if it was interrupted."""
     with announced(arguments.config or "unity.yaml", "before training began"):
+        if arguments.config is not None:
+            from brayx.jobs.document import read_yaml
+
+            read_yaml(arguments.config)  # an error before the imports, which take seconds
         from brayx.errors import ConfigError
         from brayx.front import train_job
         from brayx.jobs.contracts import plain_name
@@ -125,6 +132,19 @@ def flags_of(arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
     }
 
 
+def _bridge(job: JobConfig) -> str:
+    """The command that plays at the service, with the options that are not its defaults. The seed is the training's."""
+    from brayx.bridges.unity import parser
+    from brayx.jobs.kinds import flags_of
+
+    words = ["--url", "tcp://127.0.0.1:8101"]
+    defaults = vars(parser().parse_args(words))
+    given = job.configs["game"].model_extra or {}
+    useless = {"seed"} if given["command"] else {"seed", *_OF_BUILDS}
+    own = {name: given[name] for name in given if name not in useless and given[name] != defaults.get(name)}
+    return shlex.join(["brayx", "bridge", "unity", *words, *flags_of(own)])
+
+
 def _started(learn: LearnOptions, job: JobConfig, uri: str) -> tuple[JobConfig, bool]:
     """The job, and whether it resumes its trial.
 
@@ -132,15 +152,13 @@ def _started(learn: LearnOptions, job: JobConfig, uri: str) -> tuple[JobConfig, 
         ConfigError: the name is taken, there is nothing to resume, or ``--inference`` is set.
     """
     from brayx.errors import ConfigError
-    from brayx.jobs.gamecores import gamecores_of
     from brayx.tracking.finding import newest_runs
     from brayx.tracking.trial import PARENT_TAG
 
     given, name = learn.checkpoints, job.trial
     if given.inference:
         raise ConfigError(
-            f"--inference learns nothing: serve the champion, {learn.serve_command(job)}, and run "
-            f"{gamecores_of(job, 'actor')[0].command.replace('{tcp_url}', 'tcp://127.0.0.1:8101')}"
+            f"--inference learns nothing: serve the champion, {learn.serve_command(job)}, and run {_bridge(job)}"
         )
     try:
         runs = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from brayx.command_line import announced
-from brayx.commands.arguments import add_actor, add_league_trial, add_set, add_tracking, add_trust
+from brayx.commands.arguments import SHIPPED_JOBS, add_actor, add_league_trial, add_set, add_tracking, add_trust
 from brayx.jobs.shipped import job_file
 
 HELP = "serve a job's champion in this process; `serve run` does it on Ray"
@@ -15,7 +15,7 @@ def options(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument(
         "config", type=job_file,
-        help="YAML of the job, or name of a shipped one: cartpole.yaml; or a version: models:/NAME@ALIAS, of the job "
+        help=f"YAML of the job, or name of a shipped one: {SHIPPED_JOBS}; or a version: models:/NAME@ALIAS, of the job "
         "in its checkpoint",
     )  # fmt: skip
     add_set(parser)

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from brayx.command_line import SWITCH, announced
 from brayx.commands.arguments import add_job, add_set, add_tracking
-from brayx.jobs.shipped import TEMPLATES
+from brayx.jobs.shipped import is_shipped, read_job
 
 HELP = "run a job's training"
+_DECIDES_MODEL = ("trainer.algorithm", "trainer.model")
+"""Options of the trainer by which a model is built."""
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Trains; returns 0, or 130 if it was interrupted."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(announced(arguments.config, "before training began"))
+        read_job(arguments.config)  # an error before the imports, which take seconds
         if arguments.cluster is None:
             from brayx.tracking.clerk_process import started_early
 
@@ -61,14 +64,17 @@ def run(arguments: argparse.Namespace) -> int:
         )
     print(result.summary())
     if result.version is not None and len(job.actors or job.rollouts) == 1:
-        print(f"next: {shlex.join(_serve(arguments))}")
+        engines = any(gamecore.engine for actor in job.actors.values() for gamecore in actor.gamecores)
+        print(f"next: {shlex.join(_serve(arguments, engines))}")
     return 0 if result.finished else 130
 
 
-def _serve(arguments: argparse.Namespace) -> list[str]:
-    """The command that serves what this one has trained."""
-    file = Path(arguments.config)
-    words = ["brayx", "serve", file.name if file.parent == TEMPLATES else arguments.config]
+def _serve(arguments: argparse.Namespace, engines: bool) -> list[str]:
+    """The command that serves what this one has trained, without options of the training; ``engines``: ``game`` has the
+    options of an engine's builds, which play while training only."""
+    words = ["brayx", "serve", Path(arguments.config).name if is_shipped(arguments.config) else arguments.config]
     for override in arguments.overrides:
-        words += ["--set", override]
+        is_needed = override.startswith(_DECIDES_MODEL) or not override.startswith("trainer.")
+        if is_needed and not (engines and override.startswith("game.")):
+            words += ["--set", override]
     return words if arguments.tracking is None else [*words, "--tracking", arguments.tracking]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,7 @@ import optree
 import torch
 
 from brayx.engines.torch import example_leaves, frozen_copy
+from brayx.nets.encoders import Observation
 from brayx.tables import aligned
 from brayx.types import NestedArray
 
@@ -45,13 +47,26 @@ def layer_table(module: torch.nn.Module, example_args: tuple[NestedArray, ...]) 
     nested: NestedArray = example_args
     with torch.inference_mode():
         copy(*optree.tree_structure(nested).unflatten(leaves))
+    named = {
+        f"{f'{prefix}.' if prefix else ''}encoders.{index}": f"{f'{prefix}.' if prefix else ''}{name}"
+        for prefix, layer in copy.named_modules()
+        if isinstance(layer, Observation)
+        for index, name in enumerate(layer.names)
+        if name
+    }
     rows = [
-        (name or "(the module itself)", type(layer).__name__, shapes.get(name, "-"), f"{count:,}")
+        (_shown(name, named) or "(the module itself)", type(layer).__name__, shapes.get(name, "-"), f"{count:,}")
         for name, layer, count in shown
     ]
     rows = [("layer", "kind", "output", "parameters"), *rows]
     total = sum(parameter.numel() for parameter in module.parameters())
     return "\n".join([*aligned(rows, left=range(3)), f"{total:,} parameters in all", ""])
+
+
+def _shown(name: str, named: Mapping[str, str]) -> str:
+    """The name of a layer, with that of its observation instead of an index."""
+    place = next((place for place in named if f"{name}.".startswith(f"{place}.")), "")
+    return named[place] + name.removeprefix(place) if place else name
 
 
 def _shape(tensor: torch.Tensor) -> str:

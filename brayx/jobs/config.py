@@ -17,17 +17,16 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, field_validator
 
 from brayx.actor.config import ActorConfig, AgentConfig
 from brayx.errors import ConfigError
-from brayx.jobs.document import JobFile, nearest_file, walk
+from brayx.jobs.document import JobFile, walk
 from brayx.jobs.former import forget_former
 from brayx.jobs.kinds import BoardConfig, FreeConfig, RenderConfig, SourceConfig
-from brayx.jobs.shipped import files_folder_of
+from brayx.jobs.shipped import is_shipped, read_job
 from brayx.league.config import LeagueConfig, SelfPlayConfig
 from brayx.model.config import ModelConfig
 from brayx.recording.config import RecordingConfig
 from brayx.recording.drawing import Drawing
 from brayx.replay.config import BufferConfig
 from brayx.rollout.component import RolloutComponent
-from brayx.text_files import read_text
 from brayx.tracking.config import TrackingConfig
 from brayx.tracking.options import Options
 from brayx.trainer.config import TrainerConfig
@@ -99,7 +98,7 @@ class JobConfig(BaseModel):
     file: str
     """Absolute path of the YAML file."""
     folder: str
-    """Absolute path of the folder where modules are looked up first: the file's; of `mlagents-learn` the current."""
+    """Absolute path of the folder where modules are looked up first: the file's; of a shipped job the current."""
 
     _own: dict[str, JobConfig] = PrivateAttr(default_factory=dict)
     """The job of each behaviour that has its own options."""
@@ -127,13 +126,7 @@ class JobConfig(BaseModel):
             ConfigError: the file, a key or a value cannot be used. ``details["errors"]`` has one line for each thing
                 that is wrong; the message is the first of them.
         """
-        file = Path(path).expanduser().absolute()
-        try:
-            text = read_text(file)
-        except OSError as error:
-            other = nearest_file(file) if isinstance(error, FileNotFoundError) else ""
-            raise ConfigError(f"{path}: cannot be read: {error.strerror}{other}", file=str(path)) from None
-        return JobConfig.parse(text, file, str(path), overrides)
+        return JobConfig.parse(read_job(path), Path(path).expanduser().absolute(), str(path), overrides)
 
     @staticmethod
     def parse(text: str, file: Path, name: str, overrides: Sequence[str] = (), folder: Path | None = None) -> JobConfig:
@@ -144,7 +137,7 @@ class JobConfig(BaseModel):
             file: path of the file.
             name: what errors of its text call the file.
             overrides: as of `load`.
-            folder: where modules are looked up; None: the file's folder.
+            folder: where modules are looked up; None: the file's folder, or the current one of a shipped job.
 
         Raises:
             ConfigError: as `load`.
@@ -154,7 +147,8 @@ class JobConfig(BaseModel):
             document.override(override, TOP_OPTIONS)
         from brayx.jobs.validation import Validation  # which needs this class
 
-        return Validation(document, file.absolute(), (folder or file.parent).absolute()).job()
+        folder = folder or (Path() if is_shipped(file) else file.parent)
+        return Validation(document, file.absolute(), folder.absolute()).job()
 
     @staticmethod
     def of(options: Mapping[str, Any], folder: str, overrides: Sequence[str] = ()) -> JobConfig:
@@ -193,8 +187,9 @@ class JobConfig(BaseModel):
 
     @property
     def files_folder(self) -> str:
-        """Where its games run and its relative paths start: `files_folder_of`."""
-        return files_folder_of(self.folder)
+        """Where its games run and its relative paths start: its folder; of a job that brayx ships ``""``, since another
+        machine may lack the folder where the command runs."""
+        return "" if is_shipped(self.file) else self.folder
 
     @property
     def has_contract(self) -> bool:

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 _ONE_HOT = 64
 """Largest number of categories that are encoded one-hot; more are embedded."""
 _EMBEDDED = 32
+NORMALISED = ("vector", "entities")
+"""The kinds of observations that ``normalise`` is for."""
 MAX_PARAMETERS = 2**28
 """Maximum number of parameters up to the first hidden layer, for a contract that a game says: 1 GiB of float32."""
 
@@ -206,7 +208,7 @@ def _encoders(contract: Contract, network: ContractNetworkConfig) -> Encoders:
 def _encoder(spec: ObservationSpec, network: ContractNetworkConfig) -> nn.Module:
     shape, own = spec.shape, network.encoders.get(spec.name)
     encoder = _custom(spec, own) if own is not None else _of_kind(spec, network)
-    if spec.kind in ("vector", "entities") and network.normalise:
+    if spec.kind in NORMALISED and network.normalise:
         return Normalised(encoder, shape, spec.name, entities=spec.kind == "entities")
     return encoder
 

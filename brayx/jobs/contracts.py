@@ -176,23 +176,25 @@ def _limit_options(job: JobConfig) -> list[tuple[str, str, list[Any]]]:
 
 
 def built(job: JobConfig) -> str:
-    """What a job builds for each of its contracts: observations, actions, and the layers of each model with their
-    parameters.
+    """What a job builds for each of its contracts: behaviour, algorithm, observations, actions, and the layers of each
+    model with their parameters.
 
     Raises:
         ConfigError, ModelError: a model cannot be built.
     """
     from brayx.engines.layers import layer_table
-    from brayx.jobs.contract_model import network_to_build
+    from brayx.jobs.contract_model import NORMALISED, network_to_build
     from brayx.model.build import build_model
 
     lines: list[str] = []
     for own in by_contract(job):
         as_dict = own.as_dict()
-        if len(job.contracts) > 1:
-            lines += [*[""] * bool(lines), f"behaviour {parse_contract(own.contract).behaviour!r}"]
-        lines += contract_lines(own)
-        network = network_to_build(as_dict)
+        contract, network = parse_contract(own.contract), network_to_build(as_dict)
+        head = [f"behaviour {contract.behaviour}, team {contract.team}"]
+        head += [f"learned by {trainer.algorithm.name}" for trainer in own.trainers.values()]
+        if network is not None and any(spec.kind in NORMALISED for spec in contract.observations):
+            head.append(f"vectors {'' if network.normalise else 'not '}normalised")
+        lines += [*[""] * bool(lines), "; ".join(head), *contract_lines(own)]
         if network is not None and network.encoders:
             lines.append(f"encoders: {'; '.join(f'{name}: {path}' for name, path in network.encoders.items())}")
         for name, model in own.models.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from pydantic import BaseModel
 
 from brayx.errors import ConfigError, first_line
 from brayx.other_names import hint
+from brayx.text_files import read_text
 from brayx.yaml_text import Loader, value_of
 
 Loc = tuple[str | int, ...]
@@ -147,11 +149,25 @@ def place_of(option: str, values: Mapping[str, Any], kinds: Mapping[str, type[Ba
     return ""
 
 
-def nearest_file(file: Path) -> str:
+def read_yaml(path: str | Path, others: Iterable[str] = ()) -> str:
+    """The text of a YAML file. The error for one that does not exist names the nearest beside it, or of ``others``.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    file = Path(path).expanduser().absolute()
     try:
-        return nearest(file.name, [entry.name for entry in file.parent.iterdir() if entry.suffix in (".yaml", ".yml")])
-    except OSError:
-        return ""
+        return read_text(file)
+    except OSError as error:
+        near = _nearest_file(file, others) if isinstance(error, FileNotFoundError) else ""
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}{near}", file=str(path)) from None
+
+
+def _nearest_file(file: Path, others: Iterable[str]) -> str:
+    names = list(others)
+    with contextlib.suppress(OSError):
+        names += [entry.name for entry in file.parent.iterdir() if entry.suffix in (".yaml", ".yml")]
+    return nearest(file.name, sorted({*names}))
 
 
 def dotted(loc: Loc) -> str:

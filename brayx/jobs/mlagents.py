@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 from brayx.bridges.unity_settings import GameSettings
 from brayx.errors import ConfigError
 from brayx.jobs.config import JobConfig, merged_options
-from brayx.jobs.document import JobFile, Loc, dotted, nearest, nearest_file, short
+from brayx.jobs.document import JobFile, Loc, dotted, nearest, read_yaml, short
 from brayx.jobs.mlagents_keys import (
     SECTIONS,
     TRAINERS,
@@ -34,7 +34,6 @@ from brayx.jobs.mlagents_keys import (
     To,
 )
 from brayx.jobs.shipped import TEMPLATES
-from brayx.text_files import read_text
 
 _TEMPLATE = "unity.yaml"
 _MODEL = ("network", "trainer.algorithm", "behaviours")
@@ -108,11 +107,7 @@ def learn_options(config: str | None, flags: Mapping[str, Mapping[str, Any]]) ->
     """
     document = JobFile({}, {}, "mlagents-learn")
     if config is not None:
-        try:
-            document = JobFile.parse(read_text(Path(config)), config)
-        except OSError as error:
-            other = nearest_file(Path(config)) if isinstance(error, FileNotFoundError) else ""
-            raise ConfigError(f"{config}: cannot be read: {error.strerror}{other}", file=config) from None
+        document = JobFile.parse(read_yaml(config), config)
     file = config or _TEMPLATE
     project = re.sub(r"[^\w .+=,-]", "_", Path(file).stem).lstrip(" .+=,-")[:200]
     return _Translation(document, flags, LearnOptions(project or "unity", file)).options()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-TEMPLATES = Path(__file__).parents[2] / "pipelines" / "templates"
+from brayx.components import SHIPPED as TEMPLATES
+
+__all__ = ["TEMPLATES", "is_shipped", "job_file", "read_job"]
 
 
 def job_file(path: str | Path) -> str:
@@ -13,7 +15,13 @@ def job_file(path: str | Path) -> str:
     return str(shipped if not Path(path).exists() and shipped.is_file() else path)
 
 
-def files_folder_of(folder: str) -> str:
-    """Where the relative paths of a job start, by its YAML's folder: there; of a job that brayx ships where the command
-    runs, which is ``""``."""
-    return "" if Path(folder).resolve() == TEMPLATES.resolve() else folder
+def is_shipped(file: str | Path) -> bool:
+    """Whether brayx ships this job. Its modules and files are those of the folder where the command runs."""
+    return Path(file).parent.resolve() == TEMPLATES.resolve()
+
+
+def read_job(path: str | Path) -> str:
+    """The text of a job's file; errors as of `read_yaml`, which name the nearest shipped job, too."""
+    from brayx.jobs.document import read_yaml  # which loads pydantic
+
+    return read_yaml(path, (file.name for file in TEMPLATES.glob("*.yaml")))

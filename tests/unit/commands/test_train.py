@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import brayx.front
 from brayx.commands import cli
 from brayx.jobs.result import TrainResult
 from brayx.tracking import Trial
+from tests.end_to_end.jobs import setting
 
 
 def parsed(*words: str) -> dict[str, Any]:
@@ -36,6 +39,10 @@ def test_overrides_add_up_in_their_order() -> None:
             ["cartpole.yaml", "--set", "project=my game", "--tracking", "a.db"], 3,
             ["next: brayx serve cartpole.yaml --set 'project=my game' --tracking a.db"],
         ),
+        (
+            ["unity.yaml", *setting("trainer.num_steps=8000", "game.num=2", "trainer.algorithm={name: sac}")], 1,
+            ["next: brayx serve unity.yaml --set 'trainer.algorithm={name: sac}'"],
+        ),
         (["cartpole.yaml"], None, []),
     ],
 )  # fmt: skip
@@ -51,3 +58,14 @@ def test_the_end_of_a_training_with_a_version_names_the_command_that_serves_it(
     monkeypatch.setattr(brayx.front, "train_job", lambda job, **options: result)
     assert cli.main(["train", *words]) == 0
     assert capsys.readouterr().out.removeprefix(f"{result.summary()}\n").splitlines() == following
+
+
+@pytest.mark.parametrize(
+    ("words", "near"), [(["train", "gdot.yaml"], "; nearest is 'godot.yaml'"), (["mlagents-learn", "no.yaml"], "")]
+)
+def test_a_file_that_does_not_exist_is_said_before_the_slow_imports(words: list[str], near: str) -> None:
+    code = (
+        f"import sys\nfrom brayx.commands import cli\ncli.main({words})\nsys.exit('brayx.jobs.config' in sys.modules)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    assert ended.stderr.endswith(f"\nbrayx: {words[1]}: cannot be read: No such file or directory{near}\n")

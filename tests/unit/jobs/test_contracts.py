@@ -77,7 +77,11 @@ def test_several_contracts_are_a_list_in_a_file_or_in_the_yaml(tmp_path: Path, m
         (tmp_path / "printed.yaml").write_text(documented(several))
         assert JobConfig.load(tmp_path / "printed.yaml").contracts == several.contracts
     lines = built(several).splitlines()
-    assert [line for line in lines if line.startswith("behaviour")] == ["behaviour 'agent'", "behaviour 'runner'"]
+    learns = "team 0; learned by ppo; vectors normalised"
+    assert [line for line in lines if line.startswith("behaviour")] == [
+        f"behaviour agent, {learns}",
+        f"behaviour runner, {learns}",
+    ]
     assert JobConfig.of(several.as_dict(), several.folder).contracts == several.contracts
     assert check_job(several) == check_job(first)
     with pytest.raises(ConfigError, match="contract has the behaviours agent, runner, and why: name"):
@@ -151,8 +155,11 @@ def test_limits_need_a_contract() -> None:
 
 
 def test_what_is_built_has_the_layers_and_their_parameters() -> None:
-    lines = built(job(f"contract={json.dumps(SMALL)}")).splitlines()
-    assert lines[0] == "observations: speed: 2 float32"
+    document = {**SMALL, "behaviour": "chaser", "team": 1}
+    lines = built(job(f"contract={json.dumps(document)}", "network.normalise=false")).splitlines()
+    assert lines[0] == "behaviour chaser, team 1; learned by ppo; vectors not normalised"
+    assert lines[1] == "observations: speed: 2 float32"
+    assert any(line.startswith("encoder.speed ") for line in lines), "layers have the observation's name"
     assert "model:" in lines
     assert lines[-1].endswith("parameters in all")
 

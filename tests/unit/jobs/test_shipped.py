@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from brayx.commands.arguments import SHIPPED_JOBS
 from brayx.jobs.shipped import TEMPLATES, job_file
 
 
@@ -15,5 +16,7 @@ def test_a_shipped_job_is_found_by_its_name_and_a_file_here_comes_first(
     assert job_file(Path("catch", "rl.yaml")) == str(TEMPLATES / "catch" / "rl.yaml")
     assert job_file("catch") == "catch", "a folder is no job"
     assert job_file("no-such.yaml") == "no-such.yaml"
+    for name in SHIPPED_JOBS.split(", "):
+        assert Path(job_file(name)).is_file(), "as the help says"
     Path("cartpole.yaml").touch()
     assert job_file("cartpole.yaml") == "cartpole.yaml"
