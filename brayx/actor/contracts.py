@@ -64,12 +64,14 @@ def contract_of(start: Any, expected: Contract | None, missing: Collection[str] 
     differences = contract.differences(replace(expected, observations=wanted))
     if contract.behaviour != expected.behaviour:
         differences.insert(0, f'behaviour is "{contract.behaviour}", expected "{expected.behaviour}"')
+        if len(differences) == 1:
+            raise BadBody(f'{differences[0]}: send "behaviour": "{expected.behaviour}"', field="behaviour")
     if differences:
         lacks = [f"{spec.name}: 0" for spec in wanted if spec.name not in given]
-        serve = f"; to serve it as it is, --set 'actor.missing={{{', '.join(lacks)}}}'"
+        serve = f"; it serves this game as it is with --set 'actor.missing={{{', '.join(lacks)}}}'"
         raise BadBody(
-            f"the game's contract does not fit the model's: {'; '.join(differences)}; to train a model for it, add "
-            f"--new to `brayx train`, or --set project=NAME{serve * (len(lacks) == len(differences))}",
+            f"the game's contract does not fit the model's: {'; '.join(differences)}. On brayx's machine, `brayx "
+            f"train` with --new or --set project=NAME trains a model for it{serve * (len(lacks) == len(differences))}",
             differences=differences,
             expected=expected.id,
         )
@@ -122,9 +124,9 @@ def behaviour_of(start: Any, contracts: Mapping[str, Contract]) -> str:
     return behaviour
 
 
-def unknown_behaviour(behaviour: str, contracts: Iterable[str]) -> BadBody:
-    """The error for a start of a behaviour that is not among several known ones."""
-    return BadBody(f"behaviour is {behaviour!r:.80}, expected one of {_quoted(contracts)}", field="behaviour")
+def unknown_behaviour(behaviour: str, contracts: Iterable[str], advice: str = "") -> BadBody:
+    """The error for a start of a behaviour that is not among several known ones; ``advice`` ends it."""
+    return BadBody(f"behaviour is {behaviour!r:.80}, expected one of {_quoted(contracts)}{advice}", field="behaviour")
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -130,16 +130,16 @@ class LocalHost:
         """Shows the samples of ``recorder`` at ``/metrics`` from now on; arguments as for `OpenMetrics.follow`."""
         self._exported.follow(recorder, **tags)
 
-    def drain(self, timeout_s: float) -> bool:
-        """Refuses new sessions and waits until the running ones have ended; False: not within ``timeout_s``."""
+    def drain(self, timeout_s: float) -> int:
+        """Refuses new sessions, and waits until the running ones have ended, ``timeout_s`` have passed, or an interrupt
+        comes; returns how many still run."""
         assert self._service is not None
         table, until = self._service.table, time.monotonic() + timeout_s
         table.is_shut = True
-        while len(table):
-            if time.monotonic() > until:
-                return False
-            time.sleep(_DRAIN_CHECK_S)
-        return True
+        with contextlib.suppress(KeyboardInterrupt):
+            while len(table) and time.monotonic() <= until:
+                time.sleep(_DRAIN_CHECK_S)
+        return len(table)
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Ends every session, the doors and the loop; abandons what takes longer than ``timeout_s``. Idempotent."""

@@ -136,7 +136,8 @@ class Admission:
         if known is not None and known.decided.is_set() and not known.refusal:
             return known  # the actor checks the start
         if self._job.other_behaviours == "refuse" and name not in self._job.behaviours:
-            raise unknown_behaviour(name, self._job.behaviours)
+            advice = "; rename it in the game (in Unity, Behavior Name), or the key in the YAML"
+            raise unknown_behaviour(name, self._job.behaviours, advice)
         if start.opponent:
             Actor().ask(start.opponent)
         if start.record and (self._job.recording is None or not self._job.recording.on_request):

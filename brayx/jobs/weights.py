@@ -42,7 +42,8 @@ def pooled(job: JobConfig, model: str, uri: str, reference: str = "") -> WeightS
     except ModelNotFound as error:
         if reference:
             raise
-        logger.warning("serving model %r untrained: %s", model, error)
+        if not job.needs_contract:  # else `with_contract` refuses it
+            logger.warning("serving model %r untrained: %s", model, error)
         return WeightSource(followed=followed, name=pool_name(job, model))
 
 

@@ -187,8 +187,8 @@ class Serving:
         """Advice, once, if games stop without a return; empty otherwise."""
         return self._returns.hint(self._recorder.snapshot(), self._recorder.notes())
 
-    def drain(self, timeout_s: float) -> bool:
-        """Refuses new sessions and waits until the running ones have ended; whether they have, within this time."""
+    def drain(self, timeout_s: float) -> int:
+        """Refuses new sessions and waits for the running ones, see `LocalHost.drain`; returns how many still run."""
         return self._host.drain(timeout_s)
 
     def close(self) -> None:
@@ -315,8 +315,8 @@ def serve(
                 say(hint)
             stopped.wait(_RECORD_S)
         say(f"ending: sessions have {serving.config.drain_timeout_s:g} s to finish; Ctrl-C ends them now")
-        if not serving.drain(serving.config.drain_timeout_s):
-            say("some sessions had not finished")
+        if left := serving.drain(serving.config.drain_timeout_s):
+            say(f"ended; {left} session{' was' if left == 1 else 's were'} cut off")
 
 
 @contextlib.contextmanager

@@ -395,6 +395,9 @@ async def test_a_served_game_may_lack_observations_that_have_a_value() -> None:
     lacks.contract = DISCRETE
     with pytest.raises(BadBody, match=r"observations\.card is missing.*--set 'actor.missing=\{card: 0\}'"):
         await lacks.start()
+    lacks.contract = {**FOGGY, "behaviour": "other"}
+    with pytest.raises(BadBody, match=r'^behaviour is "other", expected "agent": send "behaviour": "agent"'):
+        await lacks.start()
     learns = Game(FOGGY, model, missing={"fog": 7, "card": 5})
     learns.contract = DISCRETE
     with pytest.raises(BadBody, match=r"observations\.fog is missing"):

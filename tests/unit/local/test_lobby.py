@@ -262,7 +262,7 @@ def test_another_behaviour_is_held_until_it_acts_or_is_refused(pool: ThreadPoolE
 def test_behaviours_that_the_job_does_not_name_may_be_refused(pool: ThreadPoolExecutor) -> None:
     options = ("behaviours={keeper: {}, runner: {}}", "other_behaviours=refuse")
     with lobby(*options) as waiting, Client(waiting.doors.urls["tcp"]) as client:
-        with pytest.raises(BadBody, match='behaviour is \'agent\', expected one of "keeper", "runner"'):
+        with pytest.raises(BadBody, match='behaviour is \'agent\', expected one of "keeper", "runner"; rename it'):
             client.start(START, "a")
         start = pool.submit(client.start, json.dumps({**CONTRACT, "behaviour": "keeper"}), "b")
         assert Contract.parse(waiting.wait().contract).behaviour == "keeper"
