@@ -72,9 +72,9 @@ class RestartTimes:
             ends.popleft()
         ends.append(now)
         if limits.restarts is not None and len(ends) > limits.restarts:
-            return f"{_times(len(ends))} within {limits.restarts_within_s:g} s", "restarts"
+            return f"{times(len(ends))} within {limits.restarts_within_s:g} s", "restarts"
         if limits.lifetime_restarts is not None and self.ends > limits.lifetime_restarts:
-            return _times(self.ends), "lifetime_restarts"
+            return times(self.ends), "lifetime_restarts"
         return None
 
     def not_started(self, now: float) -> None:
@@ -82,5 +82,6 @@ class RestartTimes:
         self.restart_at = now + LAST_S
 
 
-def _times(count: int) -> str:
+def times(count: int) -> str:
+    """How often something happened, in words."""
     return "once" if count == 1 else f"{count} times"

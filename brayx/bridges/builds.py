@@ -19,7 +19,7 @@ from brayx import systems
 from brayx.command_line import SWITCH, seconds, whole
 from brayx.errors import ConfigError, StartupError
 from brayx.guard import GamecoreGuard
-from brayx.restarts import RestartLimits, RestartTimes
+from brayx.restarts import RestartLimits, RestartTimes, times
 
 OPTIONS = ("listen", "command", "num", "headless", "restarts", "restarts_within_s", "lifetime_restarts")
 """The options that `add_options` adds."""
@@ -53,6 +53,21 @@ def after_fault(*, by_hand: bool) -> str:
     if by_hand:
         return "; press Play again once that is mended"
     return "; mend the project and export it again: a build that ends is started again by itself"
+
+
+def say_unused(say: Callable[[str], None], **given: bool) -> None:
+    """Says which options of builds are given although games are started by hand.
+
+    Args:
+        say: prints a line.
+        **given: whether each option has another value than its default.
+    """
+    if names := [name for name, is_given in given.items() if is_given]:
+        verb = "has" if len(names) == 1 else "have"
+        say(
+            f"{', '.join(names)} {verb} no effect on a game that is started by hand: give --command BUILD, too "
+            "(of a job: --set game.command=BUILD)"
+        )
 
 
 def add_options(parser: argparse.ArgumentParser, *, listen: int | None, ports: str, headless: bool) -> None:
@@ -145,7 +160,8 @@ class Builds:
                 ended = f"with {_status(status)} after {lived_s:.0f} s"
                 if exceeded := build.times.too_often(now):
                     raise _too_often(index, build, ended, *exceeded)
-                self._say(f"build {index} ended {ended}; it starts again in {build.times.pause_s:g} s")
+                often = f"{times(build.times.ends)}, the last time " if build.times.ends > 1 else ""
+                self._say(f"build {index} ended {often}{ended}; it starts again in {build.times.pause_s:g} s")
 
     def _start(self, build: _Build) -> None:
         try:

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from brayx.bridges import builds as starting
 from brayx.bridges import engine
-from brayx.bridges.builds import Builds, add_options, after_fault, words_of
+from brayx.bridges.builds import Builds, add_options, after_fault, say_unused, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
 from brayx.bridges.godot_wire import PORT, GodotGame, GodotStep
 from brayx.errors import BadBody, BrayxError, ConfigError
@@ -219,6 +219,10 @@ async def play(
     named = {"action_repeat": action_repeat, "speedup": speedup}
     flags += [f"--{name}={value:g}" for name, value in named.items() if value is not None]
     words, first_seed = words_of(command) if command else [], run.run.seed
+    if not words:
+        of_builds = {**named, "fixed_fps": fixed_fps, "restarts": limits.get("restarts")}
+        given = {name: value is not None for name, value in of_builds.items()}
+        say_unused(run.say, num=num > 1, headless=not headless, **given)
 
     def build(number: int, port: int) -> list[str]:
         seed = [] if first_seed is None else [f"--env_seed={first_seed + number}"]

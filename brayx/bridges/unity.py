@@ -26,7 +26,7 @@ import grpc
 
 from brayx.bridges import builds as starting
 from brayx.bridges import engine
-from brayx.bridges.builds import Builds, add_options, after_fault, words_of
+from brayx.bridges.builds import Builds, add_options, after_fault, say_unused, words_of
 from brayx.bridges.engine import AgentStep, EngineAgents, EngineRun, described
 from brayx.bridges.unity_settings import GameSettings
 from brayx.bridges.unity_wire import (
@@ -267,6 +267,8 @@ async def play(
     """
     game_settings = GameSettings(**settings)
     words = words_of(command) if command else []
+    if not words:
+        say_unused(run.say, num=num > 1, headless=headless)  # `brayx mlagents-learn` always limits restarts
     first = listen if listen is not None else BUILD_PORT if words else EDITOR_PORT
     seed = run.run.seed or 0
     async with contextlib.AsyncExitStack() as stack:

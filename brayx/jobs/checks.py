@@ -6,6 +6,8 @@ Starts nothing.
 from __future__ import annotations
 
 import dataclasses
+import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -18,7 +20,7 @@ from brayx.guard import program
 from brayx.jobs.code import check_code, scripts_of
 from brayx.jobs.config import JobConfig, job_of, only
 from brayx.jobs.contracts import by_contract, check_limits, parse_contract
-from brayx.jobs.gamecores import gamecores_of
+from brayx.jobs.gamecores import gamecores_of, given_by
 from brayx.jobs.inner_bridge import BRIDGES, options_of
 from brayx.jobs.sources import Opened, check_sources, only_imitated
 from brayx.jobs.stored_models import check_initial_weights
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
 
 _SCRIPTS = (".py", ".sh", ".js", ".jar")
+_FLAG = re.compile(r"--(?:no-)?([\w-]+)")
 
 
 def check_job(job: JobConfig) -> tuple[str, Layout]:
@@ -186,23 +189,29 @@ def _raise_if_any(job: JobConfig, problems: list[str]) -> None:
 
 def _missing_of_gamecores(job: JobConfig) -> Iterator[str]:
     """One line for each missing program or script of the gamecores' commands, and for a bridge's wrong options."""
-    for name in job.actors:
+    for name, actor in job.actors.items():
         for index, gamecore in enumerate(gamecores_of(job, name)):
-            problems = list(missing_of(gamecore.command, job.files_folder))
+            option = f"{name}.gamecores.{index}.command"
+            yield from (f"{option}: {problem}" for problem in missing_of(gamecore.command, job.files_folder))
             if (words := shlex.split(gamecore.command))[:3] in BRIDGES:
+                given = given_by(job, actor.gamecores[index])
                 try:
                     build = options_of(words).command
-                    problems += missing_of(build, job.files_folder) if build else ()
+                    problems = missing_of(build, job.files_folder) if build else ()
+                    yield from (f"{given.get('command', option)}: {problem}" for problem in problems)
                 except ConfigError as error:
-                    problems.append(error.message)
-            yield from (f"{name}.gamecores.{index}.command: {problem}" for problem in problems)
+                    flags = _FLAG.findall(error.message.partition("; the nearest")[0])
+                    own = next((given[flag] for flag in flags if flag in given), option)
+                    yield f"{own}: {error.message}"
 
 
 def missing_of(command: str, folder: str) -> Iterator[str]:
     """One line for each missing program or script of a command that runs in a folder."""
     name, *words = shlex.split(command) or [""]
     if program(name, folder) is None:
-        yield f"there is no program {name!r}"
+        exists = os.sep in name and Path(folder, name).is_file()
+        word = shlex.quote(name)
+        yield f"{word} is not executable: chmod +x {word}" if exists else f"there is no program {name!r}"
     scripts = [word for word in words if Path(word).suffix in _SCRIPTS and word[0] != "-" and "{" not in word]
     for script in scripts:
         if not Path(folder, script).exists():

@@ -25,7 +25,7 @@ from brayx.gamecore.auth import variables
 from brayx.gamecore.doors import DOORS
 from brayx.gamecore.games import GAVE_UP
 from brayx.guard import GamecoreGuard
-from brayx.jobs.inner_bridge import BRIDGES, InnerBridge, JobDoors
+from brayx.jobs.inner_bridge import BRIDGES, InnerBridge, JobDoors, options_of
 from brayx.jobs.output import Output, error_in
 from brayx.restarts import RestartLimits, RestartTimes
 from brayx.temporary import output_folder
@@ -38,12 +38,17 @@ _LOOK_S = 0.2
 _MOST_ERRORS = 100
 """Maximum number of different errors that are shown with the last lines of output."""
 _AGAIN_S = 60.0
-"""Time after which a line of brayx's own gamecores is shown again; lines that differ only in numbers are the same."""
+"""Time after which a line of brayx's own gamecores is shown again; lines that differ only in `_NUMBER` are the same."""
 _OURS = re.compile(r"gamecore \d+: ")
 """Prefix of the lines of brayx's own gamecores and bridges (`brayx.gamecore.games.say`)."""
 _SAYS_ALL = "brayx: "
 """Prefix of the error that ends a bridge. It says what to do."""
-_NUMBER = re.compile(r"\d+")
+_NUMBER = re.compile(r"(?<!build )(?<![:\d])\d+")
+"""A number other than that of a build and a port, which tell games apart."""
+_ANOTHER = re.compile(r"press Play (again|to go on)")
+"""Lines after which a person starts another game."""
+_CRASHED = re.compile(r"build \d+ ended .*\bwith (?!status 0 ).*")
+"""What a bridge says of a build that ended by itself and with an error."""
 _MARK = re.compile(r"\{(\w+)\}")
 
 
@@ -61,6 +66,14 @@ class _GameProcess:
         """Whether it is brayx's own bridge to an engine."""
         return self.argv[:3] in BRIDGES
 
+    @property
+    def builds(self) -> int:
+        """Number of builds that it starts as a bridge."""
+        with contextlib.suppress(ConfigError):  # it ends with this error
+            if self.is_bridge and (options := options_of(self.argv)).command:
+                return int(options.num)
+        return 0
+
 
 class Gamecores:
     """Keeps a set of game processes running; a context manager.
@@ -69,7 +82,8 @@ class Gamecores:
         configs: the commands to run.
         urls: URL of each door by name, for the placeholders of the commands, see `filled`.
         folder: working directory of the processes.
-        failed: called with a line for each process that ended with a non-zero status, or could not be restarted.
+        failed: called with a line for each process that ended with a non-zero status, or could not be restarted, builds
+            of bridges included.
         say: called once for each different error, with such a line and the last lines of the process's output; and for
             each line of brayx's own gamecores, which write only what a person must know.
         doors: doors of this process: bridges to engines that play there run in it. None: they are processes, too.
@@ -120,13 +134,16 @@ class Gamecores:
         return len(self._games)
 
     def __str__(self) -> str:
-        """The number of gamecores and their URLs."""
-        given = Counter(next((url for url in self._urls if url in " ".join(game.argv)), "") for game in self._games)
+        """The number of gamecores, or of the builds that they start, and their URLs."""
+        given: Counter[tuple[str, str]] = Counter()
+        for game in self._games:
+            url = next((url for url in self._urls if url in " ".join(game.argv)), "")
+            given["build" if game.builds else "gamecore", url] += game.builds or 1
         parts = []
-        for url, num in given.items():
+        for (what, url), num in given.items():
             is_single = num == 1
             shown = f"play{'s' * is_single} at {url}" if url else f"{'was' if is_single else 'were'} given no URL"
-            parts.append(f"{num} gamecore{'' if is_single else 's'} {shown}")
+            parts.append(f"{num} {what}{'' if is_single else 's'} {shown}")
         return "; ".join(parts) or "no gamecore is started here"
 
     @property
@@ -215,9 +232,13 @@ class Gamecores:
             self.messages.append(line[:_LONGEST_LINE])
             if says_itself(line):
                 self._say_again(line[:_LONGEST_LINE])
+                if crash := _CRASHED.search(line):
+                    self._failed(crash[0])
 
     def _say_again(self, line: str) -> None:
-        """Says a line, unless it was said a short while ago."""
+        """Says a line, unless it was said a short while ago of the same game."""
+        if _ANOTHER.search(line):
+            self._said_at.clear()
         same, now = _NUMBER.sub("", line), time.monotonic()
         if now - self._said_at.get(same, -_AGAIN_S) < _AGAIN_S:
             return
@@ -304,6 +325,13 @@ def gamecores_of(job: JobConfig, actor: str) -> list[GamecoreConfig]:
 
     configs = job.actors[actor].gamecores if actor else ()
     return [config.model_copy(update={"command": _MARK.sub(flags, config.command)}) for config in configs]
+
+
+def given_by(job: JobConfig, config: GamecoreConfig) -> dict[str, str]:
+    """The job's options whose values `gamecores_of` puts into a gamecore's command, by flag: ``game.fixed_fps`` by
+    ``fixed-fps``."""
+    marks = [mark for mark in _MARK.findall(config.command) if mark in job.configs]
+    return {key.replace("_", "-"): f"{mark}.{key}" for mark in marks for key in job.configs[mark].model_extra or {}}
 
 
 def filled(command: str, urls: Mapping[str, str], *, door: str, index: int) -> list[str]:

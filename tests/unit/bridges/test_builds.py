@@ -44,6 +44,8 @@ async def test_a_build_that_ends_too_often_is_given_up(monkeypatch: pytest.Monke
         given_up.value.message,
     )
     assert len(lines) == 2, "each restart is said"
+    assert lines[0].startswith("build 1 ended with SIGKILL after ")
+    assert lines[1].startswith("build 1 ended 2 times, the last time with SIGKILL after ")
 
 
 async def test_builds_end_with_their_bridge() -> None:

@@ -59,22 +59,37 @@ def test_a_game_that_dies_is_started_again_and_its_last_words_are_kept(tmp_path:
         assert "the door is shut" in running.messages
 
 
-def test_lines_of_brayxs_own_gamecores_are_said_and_the_same_not_again(tmp_path: Path) -> None:
-    program = """
-import time
-for line in ("gamecore 7: the game was refused: agent 1", "gamecore 7: the game was refused: agent 23", "hello"):
-    print(line, flush=True)
-print("gamecore 8: the game has left", flush=True)
-time.sleep(600)
-"""
+def test_lines_of_brayxs_own_gamecores_are_said_and_the_same_of_a_game_not_again(tmp_path: Path) -> None:
+    lines = {
+        "gamecore 7: the game was refused: agent 1": True,
+        "gamecore 7: the game was refused: agent 23": False,
+        "hello": False,
+        "gamecore 7: build 0 plays with 8 agents": True,
+        "gamecore 7: build 1 plays with 8 agents": True,
+        "gamecore 7: build 1 plays with 9 agents": False,
+        "gamecore 7: the game at 127.0.0.1:5001 plays": True,
+        "gamecore 7: the game at 127.0.0.1:5002 plays": True,
+        "gamecore 7: build 1 ended with status 3 after 4 s": True,
+        "gamecore 7: build 0 ended with status 0 after 4 s": True,
+        "gamecore 7: build 1 ended 2 times, the last time with SIGSEGV after 4 s": True,
+        "gamecore 7: build 1 ended 3 times, the last time with SIGSEGV after 5 s": False,
+        "gamecore 7: the game has left after 3 calls; press Play to go on": True,
+        "gamecore 7: the game plays": True,
+        "gamecore 7: the game has left after 5 calls; press Play to go on": True,
+        "gamecore 8: the game plays": True,
+    }
     said: list[str] = []
+    failed: list[str] = []
     script = tmp_path / "game.py"
-    script.write_text(program)
+    script.write_text(f"import time\nprint({chr(10).join(lines)!r}, flush=True)\ntime.sleep(600)")
     config = GamecoreConfig(command=f"{sys.executable} {script}")
-    with Gamecores([config], URLS, tmp_path, say=said.append) as running:
-        until(lambda: len(running.messages) == 4, "all lines have come")
-        until(lambda: len(said) == 2, "those of brayx's own are said")
-    assert said == ["gamecore 7: the game was refused: agent 1", "gamecore 8: the game has left"]
+    with Gamecores([config], URLS, tmp_path, failed.append, said.append) as running:
+        until(lambda: len(running.messages) == len(lines), "all lines have come")
+        until(lambda: said[-1:] == [*lines][-1:], "those of brayx's own are said")
+        assert running.failures == 0, "it runs"
+    assert said == [line for line, is_said in lines.items() if is_said]
+    crashes = [line.removeprefix("gamecore 7: ") for line in lines if "status 3" in line or "SIGSEGV" in line]
+    assert failed == crashes, "all are counted"
 
 
 def test_a_crashed_games_error_last_lines_and_output_file_are_shown_once(tmp_path: Path) -> None:
@@ -239,6 +254,10 @@ def test_each_door_has_a_placeholder_and_the_summary_has_each_gamecores_url(tmp_
         "4 gamecores play at ws://127.0.0.1:1; 2 gamecores play at http://127.0.0.1:1"
     )
     assert str(Gamecores([GamecoreConfig(command="game")], URLS, tmp_path)) == "1 gamecore was given no URL"
+    bridge = "brayx gamecore godot --url {http_url}"
+    by_hand, builds = GamecoreConfig(command=bridge), GamecoreConfig(command=f"{bridge} --command ./game --num 2")
+    assert str(Gamecores([by_hand], URLS, tmp_path)) == "1 gamecore plays at http://127.0.0.1:1"
+    assert str(Gamecores([builds], URLS, tmp_path)) == "2 builds play at http://127.0.0.1:1"
 
 
 def test_a_component_gives_flags_to_a_command() -> None:
@@ -262,10 +281,18 @@ def test_a_component_gives_flags_to_a_command() -> None:
     [
         (
             "game.comand=./game",
-            "actor.gamecores.0.command: brayx gamecore godot: unrecognized arguments: --comand=./game; "
+            "game.comand: brayx gamecore godot: unrecognized arguments: --comand=./game; "
             "the nearest option is --command",
         ),
-        ("game.command=./no-such-game", "actor.gamecores.0.command: there is no program './no-such-game'"),
+        (
+            "game.headless=maybe",
+            "game.headless: brayx gamecore godot: argument --headless/--no-headless: ignored explicit argument 'maybe'",
+        ),
+        ("game.command=./no-such-game", "game.command: there is no program './no-such-game'"),
+        (
+            "actor.gamecores.0.command='brayx gamecore godot --url {tcp_url} --command ./none'",
+            "actor.gamecores.0.command: there is no program './none'",
+        ),
     ],
 )
 def test_a_bridges_options_are_checked_before_the_training(option: str, line: str) -> None:
@@ -277,11 +304,15 @@ def test_a_bridges_options_are_checked_before_the_training(option: str, line: st
 def test_a_shipped_jobs_games_are_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     game = tmp_path / "game.x86_64"
     game.write_text("#!/bin/sh\nexit 3")
-    game.chmod(0o755)
     job = JobConfig.load(TEMPLATES / "godot.yaml", ["game.command=./game.x86_64"])
     with pytest.raises(ConfigError, match=r"there is no program '\./game\.x86_64'"):
         check_gamecores(job)
     monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        ConfigError, match=r"game\.command: \./game\.x86_64 is not executable: chmod \+x \./game\.x86_64$"
+    ):
+        check_gamecores(job)
+    game.chmod(0o755)
     check_gamecores(job)
     own = tmp_path / "own" / "godot.yaml"
     own.parent.mkdir()

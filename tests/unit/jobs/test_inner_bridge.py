@@ -48,10 +48,11 @@ def test_a_bridge_plays_in_this_process_and_ends_with_the_job(
     service: ContractService, tmp_path: Path, engine: str
 ) -> None:
     said: list[str] = []
-    with bridge(service, tmp_path, f"{engine} --listen 0", said) as games:
+    with bridge(service, tmp_path, f"{engine} --listen 0 --num 2", said) as games:
         assert games.running == 1
         assert all(isinstance(game.process, InnerBridge) for game in games._games)
         port = port_in(said)
+        assert "num has no effect on a game that is started by hand: give --command BUILD, too (of" in said[0]
         if engine == "godot":  # it quits at its first step
             assert (
                 GodotStandIn(port, agents=2, spoil=lambda said: said if said["type"] != "step" else None).run()
@@ -87,6 +88,7 @@ def test_builds_run_in_the_jobs_folder_and_their_end_is_said(service: ContractSe
     with bridge(service, tmp_path, "godot --command ./game.x86_64 --no-headless", said) as games:
         ended = "build 0 ended with status 3"
         until(lambda: games.failures or any(ended in line for line in said), "the build or the bridge has ended")
+        until(lambda: games.failures or any(line.startswith(ended) for line in said), "the crash is counted")
     assert not games.failures, said
     assert service.sessions
     flags = (tmp_path / "flags").read_text().splitlines()[0]
