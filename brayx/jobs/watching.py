@@ -180,6 +180,29 @@ class Absence(Silence):
         return f"no request has come to the door for {self._clock() - self._since:.0f} s: start or mend your game"
 
 
+class Departures:
+    """Says once for each silence that games which a person or another machine starts no longer play.
+
+    Args:
+        how: how one starts again; empty: the job starts its games itself.
+        clock: seconds, for tests.
+    """
+
+    def __init__(self, how: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._how, self._clock = how, clock
+        self._ticks, self._since, self._hinted = 0.0, clock(), False
+
+    def hint(self, numbers: Mapping[str, float]) -> str:
+        """Advice, `FIRST_STEP_TIMEOUT_S` after the last session has ended; empty otherwise. An open one may be slow."""
+        now, ticks = self._clock(), numbers.get(TICKS_THIS_RUN, 0.0)
+        if ticks != self._ticks or numbers.get("sessions_active"):
+            self._ticks, self._since, self._hinted = ticks, now, False
+        if not (ticks and self._how) or self._hinted or now - self._since < FIRST_STEP_TIMEOUT_S:
+            return ""
+        self._hinted = True
+        return f"no game has played for {now - self._since:.0f} s: {self._how}; Ctrl-C ends the training"
+
+
 class Losses:
     """Detects errors that take too large a share of the games or fragments.
 
@@ -373,6 +396,8 @@ class Watch:
         self._rollouts = rollouts
         self._patience = Patience(deadlines.now, by_hand=by_hand)
         self._silence = Absence(deadlines.now) if by_hand else Silence(games.num, deadlines.now, urls)
+        how = f"start it again, at {' or '.join(urls)}" if urls and not games.num else "press Play" * by_hand
+        self._departures = Departures(how, deadlines.now)
         self._pace, self._losses = Pace(batch_steps, deadlines.now), Losses(max_lost_share, deadlines.now)
         self._returns = Returns()
         self._updates_before = None if resumed else 0.0
@@ -394,10 +419,10 @@ class Watch:
         errors = error_lines(numbers, notes)
         messages = [message for players in (games, *self._rollouts) for message in players.messages]
         last = messages[-1] if messages else ""
-        newest = f"{games}; " + (f"the newest message of one: {last}" if last else "none has written a message")
+        newest = f"the newest message of one: {last}" if last else "none has written a message"
         if hint := self._silence.hint(numbers):
-            say(f"{hint}; {newest}" if games.num else hint)
-        if hint := self._returns.hint(numbers, notes):
+            say(f"{hint}; {games}; {newest}" if games.num else hint)
+        for hint in filter(None, (self._departures.hint(numbers), self._returns.hint(numbers, notes))):
             say(hint)
         updates = numbers.get("updates", 0.0)
         if self._updates_before is None:
@@ -413,7 +438,7 @@ class Watch:
         if not self._published and deadlines.now() - self._began > READY_TIMEOUT_S:
             raise StartupError(f"no weights came within {READY_TIMEOUT_S:g} s; the learner {self._learner.state()}")
         if self._silence.is_over(numbers):
-            raise StartupError(f"{self._silence.verdict()}; {newest}")
+            raise StartupError(f"{self._silence.verdict()}; {games}; {newest}")
         failures = games.failures + sum(rollout.failures for rollout in self._rollouts)
         if self._patience.is_over(numbers, failures, losing=self._losses.too_many(numbers)):
             raise StartupError(self._patience.verdict(numbers, "; ".join(errors) or last))

@@ -195,6 +195,33 @@ def test_a_person_who_starts_the_games_is_waited_for_and_told_so_each_minute() -
 
 
 @pytest.mark.parametrize(
+    ("gamecore", "how"),
+    [
+        ("", f"start it again, at {URLS[0]} or {URLS[1]}"),
+        ("brayx gamecore unity --url {tcp_url}", "press Play"),
+        ("brayx gamecore unity --url {tcp_url} --command ./game", ""),
+    ],
+    ids=["any game", "an engine", "builds"],
+)
+def test_each_silence_after_play_is_said_once_unless_the_job_starts_the_games(gamecore: str, how: str) -> None:
+    clock, out = Clock(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("brayx.clock.now", clock)
+        configs = [GamecoreConfig(command=gamecore)] * bool(gamecore)
+        games = Gamecores(configs, {"http": URLS[0], "tcp": URLS[1]}, ".")
+        progress = Progress("t", num_steps=1, log_interval=10**9, console=Console(file=out, width=1000))
+        watch = Watch(progress, Starting(), games, [], 8, None, URLS, by_hand=how == "press Play")
+        for silence in range(1, 3):
+            numbers = {"policy_version": 1.0, "ticks_this_run": 100.0 * silence}
+            for later_s, sessions, times in ((0, 1, 0), (90, 1, 0), (19, 0, 0), (2, 0, 1), (30, 0, 1)):
+                clock.now += later_s
+                watch.look({**numbers, "sessions_active": sessions}, {})
+                assert out.getvalue().count("no game has played for") == bool(how) * (silence - 1 + times)
+    lines = [line for line in out.getvalue().splitlines() if "no game has played for" in line]
+    assert all(line.endswith(f"no game has played for 21 s: {how}; Ctrl-C ends the training") for line in lines)
+
+
+@pytest.mark.parametrize(
     ("command", "by_hand"),
     [
         ("brayx gamecore godot --url {tcp_url} --quiet", True),
