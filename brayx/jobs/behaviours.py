@@ -92,7 +92,8 @@ class Behaviours(Trainees[T]):
         """Called with a trainee whose weights have never acted, before its end."""
 
     def _expect(self, resumed: Iterable[Mapping[str, Any]]) -> None:
-        """Begins the behaviours of the job's contracts, and of those of the trial that it resumes.
+        """Begins the behaviours of the job's contracts, and of those of the trial that it resumes; says which limits
+        have no effect yet.
 
         It does so before games come, or the training could end without them.
         """
@@ -101,6 +102,8 @@ class Behaviours(Trainees[T]):
             if behaviour not in self.trainees:
                 self._lobby.expect(contract)
                 self._begin(contract)
+        for line in unused_limits([*self._jobs.values()], so_far=True).values():
+            self._say(line)
 
     def look(self) -> None:
         """Takes in behaviours that have appeared, and those whose first weights act.
@@ -211,7 +214,7 @@ class Behaviours(Trainees[T]):
         self._jobs[name], self.trainees[name] = job, trainee
         self.mains.append(name)
         self._starting[name] = time.monotonic() + READY_TIMEOUT_S
-        for line in (f"behaviour {name!r} begins to learn", *contract_lines(job)):
+        for line in (f"behaviour {name!r} begins to learn; its games wait until its model acts", *contract_lines(job)):
             self._say(line)
         return True
 

@@ -147,9 +147,9 @@ def check_served_limits(jobs: Sequence[JobConfig]) -> None:
         raise ConfigError(line, key=option)
 
 
-def unused_limits(jobs: Sequence[JobConfig]) -> dict[str, str]:
+def unused_limits(jobs: Sequence[JobConfig], *, so_far: bool = False) -> dict[str, str]:
     """A line for each limit in the options of these jobs' actors whose action none of their contracts has, by option:
-    ``actor.forced.dash``."""
+    ``actor.forced.dash``. With ``so_far``, games of further contracts may come."""
     actions: dict[str, str] = {}  # by option
     known: set[str] = set()
     used: set[str] = set()
@@ -159,7 +159,7 @@ def unused_limits(jobs: Sequence[JobConfig]) -> dict[str, str]:
         used |= {option for option, name in options.items() if name in names}
         known, actions = known | names, actions | options
     return {
-        option: f"{option} has no effect: no game has this action{nearest(name, sorted(known))}"
+        option: f"{option} has no effect{' so far' * so_far}: no game has this action{nearest(name, sorted(known))}"
         for option, name in sorted(actions.items())
         if option not in used
     }

@@ -151,7 +151,9 @@ def test_a_game_that_says_its_contract_is_learned_and_served(tmp_path: Path) -> 
         players.join()
     assert "observations: side: 1 float32; noise: 3 float32" in train.err
     assert "actions: go: one of 2 choices from 1" in train.err
-    assert "behaviour 'three' begins to learn" in train.err
+    assert train.err.count("actor.forced.gone has no effect so far: no game has this action; nearest is 'go'") == 1
+    assert train.err.index("no effect so far") < train.err.index("it is learning")
+    assert "behaviour 'three' begins to learn; its games wait until its model acts" in train.err
     assert train.err.count("behaviours.thre has no effect: no game has this behaviour; nearest is 'three'") == 1
     assert train.err.count("actor.forced.gone has no effect: no game has this action; nearest is 'go'") == 1
     hidden = {"agent": [64, 64], "three": [32]}
