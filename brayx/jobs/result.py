@@ -92,7 +92,7 @@ class TrainResult:
         """The summary for the user; its last line is the reason why training ended."""
         get = self.numbers.get
         state = "finished" if self.finished else "interrupted (the same command resumes it)"
-        took = f"{get(SECONDS, 0):.0f} s of training, without its start"
+        took = f"{get(SECONDS, 0):.0f} s of training, start-up not counted"
         lines = [
             f"trial {self.trial.name!r} of project {self.trial.project!r}: {state} after {took}",
             f"  {get('env_steps', 0):,.0f} env steps, {get(GAMES, 0):,.0f} games",

@@ -237,7 +237,7 @@ def test_without_enough_games_the_summary_says_why_there_is_no_champion(trained,
 def test_the_summary_has_the_seconds_of_the_whole_trial_as_the_console_does(finished, state):
     trial, numbers = Trial("sqlite:///none.db", "id", "p", "t"), {"seconds": 64.2}
     first, *_ = TrainResult(trial, numbers, finished, "p", None, 4.0, [], "").summary().splitlines()
-    assert first == f"trial 't' of project 'p': {state} after 64 s of training, without its start"
+    assert first == f"trial 't' of project 'p': {state} after 64 s of training, start-up not counted"
 
 
 LEARNED = """
