@@ -9,7 +9,7 @@ observations:
     mean, log_std  [N, D]                    Gaussian: action [N, D] float32
     ... with latent [N, L], sde_std [N, L, D]   noise that depends on the state: mean + latent @ (sde_std * noise)
     tanh_mean, tanh_log_std  [N, D]          Gaussian squashed into (-1, 1)
-    logits with mean, log_std                hybrid, both at once: action [N, H + D] float32, heads first
+    logits with either Gaussian              hybrid, both at once: action [N, H + D] float32, heads first
 
 `choose`, `log_prob` and `greedy` allow more leading axes, such as ``[T, N, ...]``. Knows nothing of engines, torch or
 environments; Gymnasium's spaces are recognised by their attributes.
@@ -203,7 +203,7 @@ def kl_divergence(outputs: Outputs, reference: Outputs) -> np.ndarray:
 
 def _hybrid(outputs: Outputs) -> tuple[Outputs, Outputs] | None:
     """Outputs of the heads (a tuple of logits) and of the Gaussian of a hybrid policy; None for another policy."""
-    if not ("logits" in outputs and "mean" in outputs and "log_std" in outputs):
+    if "logits" not in outputs or not ("tanh_mean" in outputs or ("mean" in outputs and "log_std" in outputs)):
         return None
     gaussian = {name: output for name, output in outputs.items() if name != "logits"}
     return {"logits": tuple(_heads(outputs["logits"]))}, gaussian

@@ -7,7 +7,7 @@ The names of the outputs determine the distribution (``N`` is the batch):
     ``mean``, ``log_std`` ``[N, D]``          Gaussian; action ``[N, D]``. With state-dependent exploration this is the
                                               marginal, and there are also ``latent`` and ``sde_std``
     ``tanh_mean``, ``tanh_log_std`` ``[N, D]``  tanh of a Gaussian; action ``[N, D]`` in (-1, 1)
-    ``logits``, ``mean`` and ``log_std``      hybrid, both at once; action ``[N, H + D]`` float, heads first
+    ``logits`` with either of the last two    hybrid, both at once; action ``[N, H + D]`` float, heads first
 
 Half precision is computed in float32. The network masks its logits (`brayx.nets.heads`); this module knows nothing of
 masks.
@@ -33,9 +33,9 @@ _NAMES = {
     "heads": ("logits",),
     "gaussian": ("mean", "log_std"),
     "squashed": ("tanh_mean", "tanh_log_std"),
-    "hybrid": ("logits", "mean", "log_std"),
 }
-"""The outputs of each kind of distribution."""
+"""The outputs of each kind of distribution; a hybrid one has those of two."""
+_CONTINUOUS = ("gaussian", "squashed")
 _NODES, _NODE_WEIGHTS = np.polynomial.hermite_e.hermegauss(20)
 
 
@@ -56,12 +56,12 @@ def log_prob_entropy(outputs: Mapping[str, Any], action: Tensor) -> tuple[Tensor
     """
     kind = _kind(outputs)
     if kind == "hybrid":
-        heads, gaussian = _parts(outputs)
-        count, mean = len(heads["logits"]), gaussian["mean"]
-        if action.shape != (*mean.shape[:-1], count + mean.shape[-1]):
-            raise _misfit(action, (*mean.shape[:-1], count + mean.shape[-1]))
+        heads, numbers = _parts(outputs)
+        count, shape = len(heads["logits"]), next(iter(numbers.values())).shape
+        if action.shape != (*shape[:-1], count + shape[-1]):
+            raise _misfit(action, (*shape[:-1], count + shape[-1]))
         log_prob, entropy = log_prob_entropy(heads, action[..., :count])
-        continuous = log_prob_entropy(gaussian, action[..., count:])
+        continuous = log_prob_entropy(numbers, action[..., count:])
         return log_prob + continuous[0], entropy + continuous[1]
     if kind == "categorical":
         logits = outputs["logits"]
@@ -106,7 +106,10 @@ def distribution_outputs(outputs: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: the outputs match no distribution.
     """
-    return {name: outputs[name] for name in _NAMES[_kind(outputs)]}
+    kind = _kind(outputs)
+    if kind == "hybrid":
+        return {"logits": outputs["logits"], **_parts(outputs)[1]}
+    return {name: outputs[name] for name in _NAMES[kind]}
 
 
 def kl_divergence(outputs: Mapping[str, Any], reference: Mapping[str, Any]) -> Tensor:
@@ -211,14 +214,13 @@ def _squash(inner: Tensor) -> Tensor:
 
 
 def _kind(outputs: Mapping[str, Any]) -> str:
+    continuous = next((kind for kind in _CONTINUOUS if all(name in outputs for name in _NAMES[kind])), None)
     if "logits" in outputs:
-        if "mean" in outputs and "log_std" in outputs:
+        if continuous is not None:
             return "hybrid"
         return "categorical" if isinstance(outputs["logits"], Tensor) else "heads"
-    if "mean" in outputs and "log_std" in outputs:
-        return "gaussian"
-    if "tanh_mean" in outputs and "tanh_log_std" in outputs:
-        return "squashed"
+    if continuous is not None:
+        return continuous
     raise ValueError(
         "outputs match no distribution: expected 'logits', 'mean' and 'log_std', or 'tanh_mean' and 'tanh_log_std', "
         f"got {sorted(outputs)}"
@@ -227,9 +229,14 @@ def _kind(outputs: Mapping[str, Any]) -> str:
 
 def _parts(outputs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Outputs of the heads (a tuple of logits) and of the Gaussian of a hybrid distribution."""
-    logits = outputs["logits"]
-    heads = (logits,) if isinstance(logits, Tensor) else tuple(logits)
-    return {"logits": heads}, {name: outputs[name] for name in _NAMES["gaussian"]}
+    numbers = {name: outputs[name] for name in outputs if name != "logits"}
+    return {"logits": heads_of(outputs)}, distribution_outputs(numbers)
+
+
+def heads_of(outputs: Mapping[str, Any]) -> tuple[Tensor, ...]:
+    """The logits of each head; none for a continuous policy."""
+    logits = outputs.get("logits", ())
+    return (logits,) if isinstance(logits, Tensor) else tuple(logits)
 
 
 def _misfit(action: Tensor, expected: tuple[int, ...]) -> ValueError:

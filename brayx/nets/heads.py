@@ -164,7 +164,7 @@ class Hybrid(nn.Module):
 
     Args:
         discrete: `Categorical` or `MultiHead`.
-        continuous: `Gaussian` or `StateDependent`.
+        continuous: `Gaussian`, `StateDependent` or `Squashed`.
     """
 
     def __init__(self, discrete: nn.Module, continuous: nn.Module) -> None:

@@ -179,12 +179,21 @@ def policy_for(
         module = Policy(encoder, head_for(num_actions, action_size, network), network, shared)
     start_layers(module, network)
     declare_limits(module, categories)
+    check_mask(obs, num_actions)
+    example = example_of(obs)
+    return module, (example, module.memory.initial(2)) if isinstance(module, RecurrentPolicy) else (example,)
+
+
+def check_mask(obs: NestedArray, num_actions: int | Sequence[int] | None) -> None:
+    """Refuses an ``action_mask`` without one entry per action of all heads.
+
+    Raises:
+        ValueError: names its shape and the expected one.
+    """
     if isinstance(obs, Mapping) and MASK in obs and num_actions is not None:
         expected = num_actions if isinstance(num_actions, int) else sum(num_actions)
         if np.shape(obs[MASK]) != (expected,):
             raise ValueError(f"{MASK}: expected shape ({expected},), one for each action, got {np.shape(obs[MASK])}")
-    example = example_of(obs)
-    return module, (example, module.memory.initial(2)) if isinstance(module, RecurrentPolicy) else (example,)
 
 
 def declare_limits(module: nn.Module, categories: Categories) -> None:
@@ -331,13 +340,11 @@ def head_for(num_actions: int | Sequence[int] | None, action_size: int | None, c
     """A function that makes the head of a policy from the number of features.
 
     Raises:
-        ValueError: there is no action, or no such hybrid policy.
+        ValueError: there is no action.
     """
     if num_actions is None and action_size is None:
         raise ValueError("expected num_actions, action_size or both, got neither")
     if num_actions is not None and action_size is not None:
-        if config.distribution == "squashed":
-            raise ValueError("network.distribution is squashed, but actions are hybrid: expected gaussian or sde")
         heads = head_for(num_actions, None, config), head_for(None, action_size, config)
         return lambda features: Hybrid(*(make(features) for make in heads))
 

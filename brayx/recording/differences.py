@@ -52,11 +52,9 @@ class Decisions:
         heads = [arrays[f"logits/{head}"] for head in range(len(arrays)) if f"logits/{head}" in arrays]
         if "logits" in arrays or heads:
             policy = {"logits": arrays["logits"] if "logits" in arrays else tuple(heads)}
-            if arrays["action"].dtype.kind == "f" and "mean" in arrays and "log_std" in arrays:  # hybrid
-                policy |= {name: arrays[name] for name in ("mean", "log_std")}
-        for names in _CONTINUOUS:
-            if policy is None and all(name in arrays for name in names):
-                policy = {name: arrays[name] for name in names}
+        numbers = next((names for names in _CONTINUOUS if all(name in arrays for name in names)), ())
+        if numbers and (policy is None or arrays["action"].dtype.kind == "f"):  # both: hybrid
+            policy = {**(policy or {}), **{name: arrays[name] for name in numbers}}
         return Decisions(arrays["action"], policy, arrays.get("log_prob"), arrays.get("value"))
 
     @staticmethod

@@ -123,6 +123,7 @@ def test_noise_that_depends_on_the_state_has_the_marginal_deviation():
         {"mean": many([0.0, 2.0])[:7], "log_std": many([0.0, 0.0])[:7]},
         {"tanh_mean": many([0.0, 2.0])[:7], "tanh_log_std": many([0.0, 0.0])[:7]},
         {"logits": many([0.0, 2.0])[:7], "mean": many([0.0])[:7], "log_std": many([0.0])[:7]},
+        {"logits": many([0.0, 2.0])[:7], "tanh_mean": many([0.0])[:7], "tanh_log_std": many([0.0])[:7]},
     ],
 )
 def test_noise_for_many_steps_draws_what_one_step_draws(outputs):

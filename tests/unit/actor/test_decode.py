@@ -56,6 +56,7 @@ _POLICIES: dict[str, dict[str, Any]] = {
     "numbers": {"mean": _MEAN, "log_std": _LOG_STD},
     "many numbers": {"mean": np.tile(_MEAN, 40), "log_std": np.tile(_LOG_STD, 40)},
     "hybrid": {"logits": _heads(2), "mean": _MEAN, "log_std": _LOG_STD},
+    "squashed hybrid": {"logits": _heads(2), "tanh_mean": _MEAN, "tanh_log_std": _LOG_STD},
     "squashed": {"tanh_mean": _MEAN, "tanh_log_std": _LOG_STD},
 }
 

@@ -26,6 +26,7 @@ KINDS = {
     "sde": (FLAT, {"action_size": 2}, {"distribution": "sde"}),
     "squashed": (FLAT, {"action_size": 2}, {"distribution": "squashed"}),
     "hybrid": (MASKED, {"num_actions": [3, 2], "action_size": 2}, {}),
+    "squashed hybrid": (MASKED, {"num_actions": [3, 2], "action_size": 2}, {"distribution": "squashed"}),
     "hybrid of one head and sde": (FLAT, {"num_actions": 3, "action_size": 2}, {"distribution": "sde"}),
     "hybrid memory": (FLAT, {"num_actions": 3, "action_size": 2}, {"lstm": 8}),
     "reward heads": (FLAT, {"num_actions": 3}, {"value_heads": 4}),

@@ -240,7 +240,9 @@ def test_samples_follow_their_probabilities(kind):
         close(often, head[0].softmax(-1), atol=0.02)
 
 
-@pytest.mark.parametrize("kind", ["categorical", "heads", "gaussian", "sde", "squashed", "hybrid", "hybrid sde"])
+@pytest.mark.parametrize(
+    "kind", ["categorical", "heads", "gaussian", "sde", "squashed", "hybrid", "squashed hybrid", "hybrid sde"]
+)
 def test_acting_uses_the_same_distributions(kind):
     """`brayx.actions` is the NumPy counterpart and draws the actions while acting."""
     rng = np.random.default_rng(0)
@@ -251,6 +253,11 @@ def test_acting_uses_the_same_distributions(kind):
         "sde": StateDependent(4, D)(torch.randn(N, 4)),
         "squashed": {"tanh_mean": torch.randn(N, D), "tanh_log_std": torch.randn(N, D).clamp(-2, 0)},
         "hybrid": hybrid((torch.randn(N, 5), torch.randn(N, 2))),
+        "squashed hybrid": {
+            "logits": torch.randn(N, 5),
+            "tanh_mean": torch.randn(N, D),
+            "tanh_log_std": torch.randn(N, D).clamp(-2, 0),
+        },
         "hybrid sde": {"logits": torch.randn(N, 5), **StateDependent(4, D)(torch.randn(N, 4))},
     }[kind]
     acting = optree.tree_map(lambda x: x.detach().numpy().astype(np.float32), outputs)

@@ -20,7 +20,7 @@ def test_outputs_are_a_distribution_and_a_value(kind):
     log_prob, entropy = log_prob_entropy(outputs, action)
     assert action.dtype in (torch.int64, torch.float32)
     several = {"multi-discrete": 2, "masked heads": 2, "gaussian": 2, "sde": 2, "squashed": 2}
-    several |= {"hybrid": 4, "hybrid of one head and sde": 3, "hybrid memory": 3}
+    several |= {"hybrid": 4, "squashed hybrid": 4, "hybrid of one head and sde": 3, "hybrid memory": 3}
     assert action.shape[1:] == ((several[kind],) if kind in several else ())
     torch.testing.assert_close(log_prob, drawn, rtol=1e-4, atol=1e-4)
     assert log_prob.shape == entropy.shape == (2,)
@@ -68,9 +68,6 @@ def test_a_mask_forbids_actions_and_an_empty_mask_has_no_gradient():
 def test_unsupported_arguments_are_refused():
     with pytest.raises(ValueError, match="num_actions, action_size or both"):
         policy_for(FLAT)
-    squashed = NetworkConfig(distribution="squashed")
-    with pytest.raises(ValueError, match="distribution is squashed, but actions are hybrid"):
-        policy_for(FLAT, num_actions=3, action_size=2, network=squashed)
     with pytest.raises(ValueError, match="expected shape"):
         policy_for(MASKED, num_actions=4)
     with pytest.raises(ValueError, match=r"8 x 9 .*'nature'.* 36 x 36; .* impala$"):

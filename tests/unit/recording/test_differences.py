@@ -26,6 +26,11 @@ POLICIES: dict[str, Callable[[int], dict[str, Any]]] = {
         "mean": normals(2, seed=seed),
         "log_std": 0.3 * normals(2, seed=seed + 9),
     },
+    "squashed hybrid": lambda seed: {
+        "logits": normals(4, seed=seed),
+        "tanh_mean": normals(2, seed=seed),
+        "tanh_log_std": 0.3 * normals(2, seed=seed + 9),
+    },
     "squashed": lambda seed: {"tanh_mean": normals(2, seed=seed), "tanh_log_std": 0.3 * normals(2, seed=seed + 9)},
 }
 
@@ -135,6 +140,12 @@ def test_recorded_policies_are_found_by_their_names() -> None:
     ).policy
     assert heads is not None
     assert [head.shape[1] for head in heads["logits"]] == [2, 3]
+    for names in (("mean", "log_std"), ("tanh_mean", "tanh_log_std")):
+        numbers = {name: np.zeros((1, 2)) for name in names}
+        hybrid = {"action": np.zeros((1, 3), np.float32), "logits": np.zeros((1, 2)), **numbers}
+        for arrays in (hybrid, {**hybrid, "action": np.zeros(1, np.int64)}):
+            is_hybrid = arrays is hybrid  # else the numbers are the game's own
+            assert set(Decisions.recorded(arrays).policy or ()) == {"logits", *(names if is_hybrid else ())}
     with pytest.raises(BadRecording, match="'action'"):
         Decisions.recorded({"obs": np.zeros(1)})
     with pytest.raises(ModelError, match=r"logits \[2\], .* logits \[3\]"):
