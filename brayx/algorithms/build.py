@@ -47,12 +47,13 @@ _OUTPUTS: Mapping[Policy, tuple[str, ...]] = {
     "gaussian": ("mean", "log_std"),
     "squashed": ("tanh_mean", "tanh_log_std"),
     "hybrid": ("logits", "mean", "log_std"),
+    "squashed_hybrid": ("logits", "tanh_mean", "tanh_log_std"),
 }
 _SPACES: Mapping[str, tuple[Policy, ...]] = {
     "discrete": ("categorical",),
     "multi_discrete": ("categorical",),
     "box": ("gaussian", "squashed"),
-    "hybrid": ("hybrid",),
+    "hybrid": ("hybrid", "squashed_hybrid"),
 }
 _LEAST_GRADIENTS = 50
 """Least gradient steps of a training, or one per `_MAX_STEPS` transitions if that is fewer. A training with fewer
@@ -328,8 +329,9 @@ def check_outputs(config: AlgorithmConfig, outputs: Collection[str], *, recurren
         ConfigError: names what is missing, or the algorithms that fit.
     """
     names_of_outputs = {name.split("/")[0] for name in outputs}
+    fitting = [kind for kind, names in _OUTPUTS.items() if names_of_outputs.issuperset(names)]
     # A hybrid policy has the outputs of two others.
-    policy = next((kind for kind in ("hybrid", *_OUTPUTS) if names_of_outputs.issuperset(_OUTPUTS[kind])), None)
+    policy = max(fitting, key=lambda kind: len(_OUTPUTS[kind]), default=None)
     if policy is None:
         raise ConfigError(
             f"the model's outputs are {sorted(names_of_outputs)}, none of which is a policy's: expected "
@@ -358,13 +360,16 @@ def check_outputs(config: AlgorithmConfig, outputs: Collection[str], *, recurren
         )
 
 
-def check_critic(config: AlgorithmConfig, module: nn.Module, example: tuple[Any, ...] | None = None) -> None:
+def check_critic(
+    config: AlgorithmConfig, module: nn.Module, example: tuple[Any, ...] | None = None, choices: int = 0
+) -> None:
     """Refuses a model without the critic that the algorithm needs, or with a critic that returns a wrong shape.
 
     Args:
         config: options of the algorithm.
         module: the model's module.
         example: arguments of the critic, tensors ``[2, ...]``; None: the shape is not checked.
+        choices: number of choices of all discrete actions.
 
     Raises:
         ConfigError: names the critic's arguments and what it returned.
@@ -388,7 +393,14 @@ def check_critic(config: AlgorithmConfig, module: nn.Module, example: tuple[Any,
             key="algorithm",
         ) from error
     shape = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    if not isinstance(value, Tensor) or value.ndim != needs.rank or len(value) != 2:
+    by_choice = choices > 0 and "action" in needs.takes
+    rank = needs.rank + by_choice
+    if (
+        not isinstance(value, Tensor)
+        or value.ndim != rank
+        or len(value) != 2
+        or (by_choice and value.shape[-1] != choices)
+    ):
         raise ConfigError(
             f"algorithm {config.name!r} needs a critic {needs.shown}; for N = 2 it gave {shape}", key="algorithm"
         )

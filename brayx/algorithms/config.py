@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from brayx.algorithms.base import Across, Algorithm
 
-Policy = Literal["categorical", "gaussian", "squashed", "hybrid"]
+Policy = Literal["categorical", "gaussian", "squashed", "hybrid", "squashed_hybrid"]
 """A distribution over actions, see `brayx.nets.distributions`."""
 
 
@@ -54,8 +54,9 @@ class Critic:
 
     Attributes:
         shown: arguments and result of the critic, for messages.
-        takes: arguments of the critic: ``obs`` (a tuple is several), ``action`` and ``state`` (the game's).
-        rank: axes of its result.
+        takes: arguments of the critic: ``obs`` (a tuple is several), ``action`` (its numbers, ``[N, D]``) and ``state``
+            (the game's).
+        rank: axes of its result; one more, for the choices, if it takes actions and these are discrete or hybrid.
     """
 
     shown: str
@@ -89,7 +90,7 @@ class AlgorithmConfig(BaseModel):
     module: str | None = None
     """Import path of the module that defines the algorithm, searched in the YAML file's folder first; null: brayx."""
 
-    policies: ClassVar[tuple[Policy, ...]] = ("categorical", "gaussian", "squashed", "hybrid")
+    policies: ClassVar[tuple[Policy, ...]] = get_args(Policy)
     """Policies that it can train."""
     outputs: ClassVar[tuple[str, ...]] = ("value",)
     """Outputs that a model must return besides its policy's."""

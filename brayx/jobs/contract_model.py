@@ -152,7 +152,8 @@ def network_of(
     """A network for a contract, and example arguments with a batch axis.
 
     The network takes a dict like `Contract.example`. Actions have one head for each discrete action and a Gaussian for
-    all continuous ones. An algorithm that values states gets the value of an agent's group (`GroupedPolicy`).
+    all continuous ones, squashed if the algorithm has a critic of actions. An algorithm that values states gets the
+    value of an agent's group (`GroupedPolicy`).
 
     Args:
         contract: the game's.
@@ -178,14 +179,13 @@ def network_of(
     }
     try:
         _check_names(contract, network)
-        if "action" in takes:
-            assert size is not None
-            return soft_policy_for(contract.example(), action_size=size, **shared)
         actions: dict[str, Any] = {"num_actions": sizes[0] if len(sizes) == 1 else sizes or None, "action_size": size}
+        example = contract.example()
         if "state" in takes:
-            example = contract.example()
             return GroupedPolicy(example, **actions, **shared), (example_of(example),)
-        return policy_for(contract.example(), **actions, **shared)
+        build: Any = soft_policy_for if "action" in takes else policy_for
+        module, args = build(example, **actions, **shared)
+        return module, args
     except ValueError as error:
         raise ConfigError(f"no network for the contract: {error}", key="contract") from error
 

@@ -17,7 +17,7 @@ from brayx.algorithms.config import AlgorithmConfig
 from brayx.errors import ConfigError
 from brayx.nets.central import central_policy_for
 from brayx.nets.policy import NetworkConfig, policy_for
-from brayx.nets.soft import NETWORK, soft_policy_for
+from brayx.nets.soft import soft_policy_for
 from brayx.spaces import limits_of
 from brayx.types import NestedArray
 
@@ -60,12 +60,11 @@ def ready_made(
         sizes: Any = spec.sizes[0] if spec.kind == "discrete" else list(spec.sizes) if spec.sizes else None
         size = spec.shape[0] if spec.kind == "box" else None
         try:
-            if "action" in takes:
-                return soft_policy_for(
-                    obs, action_size=spec.shape[0], network=network or NETWORK, categories=categories
-                )
-            build = central_policy_for if "state" in takes else policy_for
-            return build(obs, num_actions=sizes, action_size=size, categories=categories, network=network)
+            build: Any = (
+                soft_policy_for if "action" in takes else central_policy_for if "state" in takes else policy_for
+            )
+            module, example = build(obs, num_actions=sizes, action_size=size, categories=categories, network=network)
+            return module, example
         except ValueError as error:
             raise ConfigError(f"no ready-made network for observation space {space}: {error}") from error
 

@@ -6,6 +6,7 @@ It runs the model once on its own example. Knows nothing of hosts.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,8 +100,15 @@ def check_model(
         except ConfigError as error:
             gave = ", ".join(shown.values())
             raise ModelError(f"model {name!r}: {error.message}; it gave: {gave}", **error.details) from error
+        # A value for each part of the reward.
+        ranks = {"logits": ("[N, A]", 2), "value": ("[N, K]", 2) if algorithm.value_heads else ("[N]", 1)}
+        for path, shape in shapes.items():
+            expected, rank = ranks.get(path.split("/")[0], ("", len(shape)))
+            if len(shape) != rank:
+                raise ModelError(f"model {name!r} gave {shown[path]}, expected {path} {expected}", output=path)
         try:
-            check_critic(algorithm, tried, _critic_args(algorithm, described, forward_args, state))
+            args = _critic_args(algorithm, described, forward_args, state)
+            check_critic(algorithm, tried, args, sum(actions_of(described).sizes))
             check_observed(algorithm, _observed(module, forward_args))
         except ConfigError as error:
             raise ModelError(f"model {name!r}: {error.message}", **error.details) from error
@@ -109,12 +117,6 @@ def check_model(
                 build(algorithm, tried, torch.optim.SGD(tried.parameters(), lr=0.0))
             except Exception as error:
                 raise ModelError(failure(algorithm, error)) from error
-    # A value for each part of the reward.
-    ranks = {"logits": ("[N, A]", 2), "value": ("[N, K]", 2) if algorithm.value_heads else ("[N]", 1)}
-    for path, shape in shapes.items():
-        expected, rank = ranks.get(path.split("/")[0], ("", len(shape)))
-        if len(shape) != rank:
-            raise ModelError(f"model {name!r} gave {shown[path]}, expected {path} {expected}", output=path)
     return described
 
 
@@ -122,8 +124,9 @@ def actions_of(described: ModelSpec) -> ActionSpec:
     """The actions of a policy with these outputs, which `check_model` has accepted."""
     shapes = {leaf.path: leaf.shape for leaf in described.outputs}
     sizes = tuple(shape[-1] for path, shape in shapes.items() if path.split("/")[0] == "logits")
-    if sizes and "mean" in shapes and "log_std" in shapes:
-        return ActionSpec("hybrid", sizes, (len(sizes) + shapes["mean"][-1],))
+    for kind in ("", "tanh_"):
+        if sizes and f"{kind}mean" in shapes and f"{kind}log_std" in shapes:
+            return ActionSpec("hybrid", sizes, (len(sizes) + shapes[f"{kind}mean"][-1],))
     if "logits" in shapes:
         return ActionSpec("discrete", sizes, ())
     if sizes:
@@ -151,8 +154,7 @@ def _critic_args(
             critic_args += described.input_tree.unflatten(leaves)
         elif argument == "action":
             actions = actions_of(described)
-            dtype = torch.float32 if actions.kind in ("box", "hybrid") else torch.int64
-            critic_args.append(torch.zeros(2, *actions.shape, dtype=dtype))
+            critic_args.append(torch.zeros(2, math.prod(actions.shape) - len(actions.sizes)))
         elif state is None:
             return None
         else:

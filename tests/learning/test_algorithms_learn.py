@@ -194,6 +194,26 @@ def test_pendulum_sac_of_three_steps_by_priorities(rows: Rows, seed: int) -> Non
     assert seen(rows, "SAC, n_step 3, prioritised, Pendulum-v1, 20 k steps", seed, result) >= -200
 
 
+SAC_CHOICES: dict[str, Any] = {
+    "sampler": "uniform", "unroll_length": 4, "batch_size": 64, "samples_per_insert": 64.0, "min_columns": 125,
+    "evaluation_episodes": 50, "vectorization": "sync",
+}  # fmt: skip
+
+
+@SEEDS
+@pytest.mark.parametrize(
+    ("world", "gamma", "steps", "bound"),
+    [("CartPole-v1", 0.99, 30_000, 150.0), (Locks, 0.9, 20_000, 36.0), (Offers, 0.5, 20_000, 18.0)],
+    ids=["one", "several", "masked"],
+)
+def test_choices_sac(rows: Rows, seed: int, world: Any, gamma: float, steps: int, bound: float) -> None:
+    """At random, games return 22, 6 and 10. A gradient for each four steps."""
+    training = Training(**{**SAC, "num_steps": steps, "seed": seed, **SAC_CHOICES})
+    result = train_local(world, SACConfig(n_step=3, tau=0.01, gamma=gamma), training)
+    name = world if isinstance(world, str) else world.__name__
+    assert seen(rows, f"SAC, {name}, {steps:,} steps", seed, result) >= bound
+
+
 @SEEDS
 def test_only_a_memory_solves_cartpole_without_velocities(rows: Rows, seed: int) -> None:
     """Positions are small and move little in a step, so they are normalised; a run is long enough to see them move."""

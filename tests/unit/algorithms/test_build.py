@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
+import torch
 from pydantic import TypeAdapter, ValidationError
 
-from brayx.algorithms.build import AnyAlgorithm, build, check_fits, check_outputs, check_space
+from brayx.algorithms.build import AnyAlgorithm, build, check_critic, check_fits, check_outputs, check_space
+from brayx.algorithms.config import AlgorithmConfig, Policy
 from brayx.errors import ConfigError
 from brayx.nets.encoders import Numbers
 from brayx.nets.soft import Critics
@@ -39,9 +43,16 @@ def test_an_unknown_name_or_option_is_refused():
         CONFIGS.validate_python({"name": "impala", "clip_rho": 0.0})
 
 
-@pytest.mark.parametrize("name", ["ppo", "impala"])
+class Continuous(AlgorithmConfig):
+    """A user's own, for numbers alone."""
+
+    name: str = "own"
+    policies: ClassVar[tuple[Policy, ...]] = ("gaussian", "squashed")
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "box", "hybrid"])
-def test_these_algorithms_accept_every_action_space(name, kind):
+def test_brayxs_algorithms_accept_every_action_space(name, kind):
     check_space(CONFIGS.validate_python({"name": name}), kind)
 
 
@@ -52,6 +63,7 @@ def test_these_algorithms_accept_every_action_space(name, kind):
         ["logits/0", "logits/1", "value"],
         ["mean", "log_std", "value"],
         ["logits/0", "mean", "log_std", "value"],
+        ["logits/0", "tanh_mean", "tanh_log_std", "value"],
     ],
 )
 def test_matching_outputs_pass(outputs):
@@ -66,38 +78,45 @@ def test_wrong_outputs_are_refused_with_a_remedy():
         check_outputs(impala, ["logits"])
     sac = CONFIGS.validate_python({"name": "sac"})
     with pytest.raises(ConfigError, match="tanh_mean and tanh_log_std") as refused:
-        check_outputs(sac, ["logits", "value"])
+        check_outputs(sac, ["mean", "log_std", "value"])
     assert "ppo" in refused.value.details["fits"]
-    with pytest.raises(ConfigError, match=r"logits and mean and log_std: .*tanh"):
+    with pytest.raises(ConfigError, match=r"logits and mean and log_std: .*logits and tanh_mean"):
         check_outputs(sac, ["logits", "mean", "log_std", "value"])
     with pytest.raises(ConfigError, match="with a memory; ppo"):
         check_outputs(sac, ["tanh_mean", "tanh_log_std", "state/h"], recurrent=True)
-    check_outputs(sac, ["tanh_mean", "tanh_log_std"])
+    for outputs in (["tanh_mean", "tanh_log_std"], ["logits"], ["logits/0", "logits/1", "tanh_mean", "tanh_log_std"]):
+        check_outputs(sac, outputs)
 
 
-def test_a_wrong_action_space_is_refused_with_a_remedy():
-    sac = CONFIGS.validate_python({"name": "sac"})
-    check_space(sac, "box")
-    with pytest.raises(ConfigError, match="multi_discrete") as refused:
-        check_space(sac, "multi_discrete")
-    assert {"ppo", "impala", "bc"} <= set(refused.value.details["fits"])
-    with pytest.raises(ConfigError, match="hybrid") as refused:
-        check_space(sac, "hybrid")
-    assert {"ppo", "impala", "bc"} <= set(refused.value.details["fits"])
+@pytest.mark.parametrize("kind", ["discrete", "multi_discrete", "hybrid"])
+def test_a_wrong_action_space_is_refused_with_a_remedy(kind):
+    check_space(Continuous(), "box")
+    with pytest.raises(ConfigError, match=f"'own' does not learn actions that are {kind}; these do: ppo") as refused:
+        check_space(Continuous(), kind)
+    assert {"ppo", "impala", "sac", "bc"} <= set(refused.value.details["fits"])
+
+
+def test_a_critic_that_gives_other_values_is_refused():
+    sac, obs, numbers = CONFIGS.validate_python({"name": "sac"}), torch.zeros(2, 3), torch.zeros(2, 1)
+    module = torch.nn.Module()
+    for choices in (0, 5):
+        module.critic = Critics(Numbers((3,)), 1, [4], choices=choices)
+        check_critic(sac, module, (obs, numbers), choices)
+        with pytest.raises(ConfigError, match=r"needs a critic .*numbers .*choices\]; for N = 2 it gave \[2, 2"):
+            check_critic(sac, module, (obs, numbers), 4)
 
 
 @pytest.mark.parametrize(
     ("options", "known", "message"),
     [
-        ({"name": "sac"}, {"kind": "discrete"}, "'sac' .*discrete"),
         ({"name": "sac", "n_step": 3}, {"unroll_length": 2}, "n_step 3, .*unroll_length 2"),
         ({}, {"sampler": "prioritised"}, "'ppo' neither gives priorities .* these do: impala, sac$"),
-        ({}, {"sampler": "prioritised", "kind": "discrete"}, "these do: impala$"),
+        ({}, {"sampler": "prioritised", "kind": "discrete"}, "these do: impala, sac$"),
         ({"name": "mappo"}, {"sampler": "prioritised"}, "'mappo' neither gives priorities"),
         ({"name": "mixed"}, {"sampler": "prioritised"}, "'ppo' neither gives priorities"),
         ({"name": "mappo"}, {"gives": {"obs"}}, "needs obs/state"),
         ({"name": "bc"}, {"gives": {"obs"}}, "learn without: ppo, impala, sac"),
-        ({"name": "bc"}, {"gives": {"obs"}, "kind": "discrete"}, "learn without: ppo, impala$"),
+        ({"name": "bc"}, {"gives": {"obs"}, "kind": "discrete"}, "learn without: ppo, impala, sac$"),
         ({"name": "mixed"}, {"gives": {"obs"}}, "no data is marked as such"),
         ({"reward_heads": [{}]}, {"gives": {"obs"}}, r"reward_heads \[T, K\]"),
     ],

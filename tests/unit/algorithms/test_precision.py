@@ -30,13 +30,13 @@ WATCHED = {
     ppo: ("ppo_loss",),
     impala: ("impala_loss",),
     bc: ("clone_loss",),
-    sac: ("soft_target", "critic_loss", "policy_loss"),
+    sac: ("soft_value", "value_of_choices", "critic_loss"),
 }
 COMPUTES = {
     "ppo": {"gae", "ppo_loss"},
     "impala": {"vtrace", "impala_loss"},
     "bc": {"clone_loss"},
-    "sac": {"n_steps", "soft_target", "critic_loss", "policy_loss"},
+    "sac": {"n_steps", "soft_value", "value_of_choices", "critic_loss"},
 }
 
 

@@ -122,8 +122,8 @@ def test_a_recurrent_state_other_than_declared_is_refused(spec, returns, begin, 
         (
             '"value": x[:, 0], "policy": x',
             "model 'model': the model's outputs are ['policy', 'value'], none of which is a policy's: expected logits, "
-            "or mean and log_std, or tanh_mean and tanh_log_std, or logits and mean and log_std; it gave: "
-            "policy [N, 3], value [N]",
+            "or mean and log_std, or tanh_mean and tanh_log_std, or logits and mean and log_std, or logits and "
+            "tanh_mean and tanh_log_std; it gave: policy [N, 3], value [N]",
         ),
         (
             '"logits": x',
@@ -151,8 +151,9 @@ def test_unusable_outputs_are_named(spec, returns, message):
         '"logits": (x, x[:, :2]), "value": x[:, 0]',
         '"mean": x, "log_std": x, "value": x[:, 0]',
         '"logits": x, "mean": x, "log_std": x, "value": x[:, 0]',
+        '"logits": x, "tanh_mean": x, "tanh_log_std": x, "value": x[:, 0]',
     ],
-    ids=["several heads", "Gaussian", "hybrid"],
+    ids=["several heads", "Gaussian", "hybrid", "squashed hybrid"],
 )
 def test_every_policy_that_the_algorithm_learns_is_accepted(spec, returns):
     learned_model(spec(returns))
@@ -170,12 +171,16 @@ def test_every_policy_that_the_algorithm_learns_is_accepted(spec, returns):
             '"logits": (x, x[:, :2]), "mean": x[:, :1], "log_std": x[:, :1], "value": x[:, 0]',
             ActionSpec("hybrid", (3, 2), (3,)),
         ),
+        (
+            '"logits": x, "tanh_mean": x[:, :1], "tanh_log_std": x[:, :1], "value": x[:, 0]',
+            ActionSpec("hybrid", (3,), (2,)),
+        ),
     ],
 )
 def test_the_actions_of_a_model_are_known_in_advance(spec, returns, acts):
     described = layout(spec(returns)).acts
     assert described == acts
-    assert (described.low is None) == ("tanh" not in returns)
+    assert (described.low is None) == ("tanh" not in returns or "logits" in returns)
 
 
 def test_with_a_handle_hook_the_models_actions_are_unknown(spec, tmp_path):

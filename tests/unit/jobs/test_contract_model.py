@@ -23,6 +23,7 @@ from brayx.nets.encoders import Embedding, Numbers, OneHot, Spatial, Text, featu
 from brayx.nets.normaliser import Normalised, follow
 from brayx.nets.policy import leaf_encoders
 from brayx.nets.transformer import Entities
+from brayx.spaces import MASK
 
 VECTOR = {"dx.dy (m)": {"shape": [2, 3]}}
 DASH, GEAR = {"kind": "discrete", "size": 2, "mask": True}, {"kind": "discrete", "size": 3}
@@ -179,8 +180,13 @@ def test_the_algorithm_gets_the_network_that_it_learns() -> None:
     assert set(module(obs)) == {"tanh_mean", "tanh_log_std"}
     assert module.critic(obs, torch.zeros(2, 2)).shape == (2, 2)
     network_of(hybrid, algorithm=PPOConfig())
-    with pytest.raises(ConfigError, match="'sac' does not learn actions that are hybrid; these do: ppo"):
-        network_of(hybrid, algorithm=SACConfig())
+    module, (obs,) = network_of(hybrid, algorithm=SACConfig())
+    assert set(module(obs)) == {"logits", "tanh_mean", "tanh_log_std"}
+    assert module.critic(obs, torch.zeros(2, 2)).shape == (2, 2, 3)
+    masked = contract_of(VECTOR, {"gear": GEAR, "dash": DASH})
+    module, (obs,) = network_of(masked, algorithm=SACConfig())
+    assert [head.shape for head in module({**obs, MASK: torch.ones(2, 5)})["logits"]] == [(2, 3), (2, 2)]
+    assert module.critic(obs, torch.zeros(2, 0)).shape == (2, 2, 5)
     module, (obs,) = network_of(hybrid, algorithm=MAPPOConfig())
     assert set(module(obs)) == {"logits", "mean", "log_std"}
     with pytest.raises(ConfigError, match=r"network\.lstm is 4: a policy with a central value has no memory"):
@@ -193,8 +199,8 @@ def test_a_job_says_contract_options_and_algorithm() -> None:
     job = {"contract": document, "network": {"kind": "config", "hidden": [7], "normalise": False}, "trainer": trainer}
     module, _ = build_model("model", job)
     assert module.trunk(torch.zeros(1, 6)).shape == (1, 7)
-    with pytest.raises(ConfigError, match="'sac' does not learn actions that are discrete"):
-        build_model("model", {**job, "trainer": {**trainer, "algorithm": {"name": "sac"}}})
+    module, (obs,) = build_model("model", {**job, "trainer": {**trainer, "algorithm": {"name": "sac"}}})
+    assert module.critic(obs, torch.zeros(2, 0)).shape == (2, 2, 3)
     for network, message in (
         ({"hiden": [7]}, "network.hiden: unknown key; nearest is 'hidden'"),
         ({"log_std": 1.0}, "network.log_std is 1.0"),

@@ -117,10 +117,9 @@ HEADS = "reward_heads: [{gamma: 0.9}, {gamma: 0.99}]"
 @pytest.mark.parametrize(
     ("env", "algorithm", "message"),
     [
-        ("CartPole-v1", "{name: sac}", "'sac' does not learn actions that are discrete; these do: ppo, impala"),
         ("Pendulum-v1", "{name: sac, n_step: 500}", "n_step 500, and columns have unroll_length 32"),
         ("CartPole-v1", "{name: mappo}", "a central value holds 'obs' and 'state', got ndarray"),
-        ("CartPole-v1", "{name: bc}", "'bc' imitates recorded steps, .* without: ppo, impala$"),
+        ("CartPole-v1", "{name: bc}", "'bc' imitates recorded steps, .* without: ppo, impala, sac$"),
         ("Pendulum-v1", "{name: bc}", "'bc' imitates recorded steps, .* without: ppo, impala, sac$"),
         ("CartPole-v1", "{name: mixed}", "'mixed' imitates demonstrations, but no data is marked as such"),
         ("CartPole-v1", f"{{name: ppo, {HEADS}}}", "has reward_heads, and no data here has"),
@@ -344,8 +343,9 @@ class TestReadyMadeModel:
         assert module.trunk(torch.zeros(1, 3)).shape == (1, 64), "as the job says"
         module, _ = build_model("model", {**plain, "network": {"kind": "config"}})
         assert module.trunk(torch.zeros(1, 3)).shape == (1, 256)
-        with pytest.raises(ConfigError, match="does not learn actions that are discrete"):
-            build_model("model", job("trainer.algorithm={name: sac}").as_dict())
+        module, example = build_model("model", job("trainer.algorithm={name: sac}").as_dict())
+        assert set(module(*example)) == {"logits"}
+        assert critic_of(module, "")(*example, torch.zeros(2, 0)).shape == (2, 2, 2)
 
     def test_mappo_has_a_value_of_the_whole_game(self, tmp_path: Path) -> None:
         made = own(tmp_path, "game")

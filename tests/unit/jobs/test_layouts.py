@@ -29,6 +29,7 @@ Case = tuple[dict[str, Any], dict[str, Any], dict[str, Any], Any]
 GODOT: dict[str, Case] = {
     "numbers": ({"obs": VECTOR}, {"steer": STEER, "aim": AIM}, {}, None),
     "squashed numbers": ({"obs": VECTOR}, {"steer": STEER}, {}, SACConfig()),
+    "squashed numbers and choices": ({"obs": VECTOR}, {"steer": STEER, "gear": GEAR}, {}, SACConfig()),
     "hybrid": (
         {"obs": VECTOR, "map": {"shape": [2, 2]}, "suit": {"kind": "category", "size": 4, "start": 1}},
         {"steer": STEER, "gear": GEAR, "aim": AIM, "door": {"kind": "discrete", "size": 2}},
@@ -52,6 +53,7 @@ UNITY: dict[str, Case] = {
         {"continuous": STEER, "branch_0": DASH, "branch_1": {**GEAR, "mask": True}},
         {"lstm": 4, "hidden": [16]}, None,
     ),
+    "masks of sac": ({"sensor": VECTOR}, {"branch_0": DASH, "branch_1": {**GEAR, "mask": True}}, {}, SACConfig()),
     "a large picture": (*LARGE, {}, None),
     "a large picture, with a memory": (*LARGE, {"lstm": 4}, None),
 }  # fmt: skip

@@ -29,6 +29,7 @@ from brayx.nets.normaliser import Normalised
 from brayx.nets.policy import NetworkConfig
 from brayx.nets.soft import Critics, SoftActorCritic
 from brayx.nets.transformer import Entities, Transformer
+from brayx.spaces import MASK
 from tests.unit.nets.kinds import KINDS, make
 
 CONVOLUTIONS = get_args(NetworkConfig.model_fields["convolutions"].annotation)
@@ -82,6 +83,9 @@ def cases():
         (SoftActorCritic(np.zeros(3, np.float32), 2), (FLAT,)),
     ]
     modules = {type(module).__name__: (module, args) for module, args in parts}
+    choosing = SoftActorCritic({"speed": np.zeros(3), MASK: np.ones(4)}, 2, num_actions=[2, 2])
+    modules["SoftActorCritic hybrid"] = choosing, ({"speed": FLAT, MASK: torch.tensor([[1, 0, 1, 1]] * 2)},)
+    modules["Critics of choices"] = Critics(Numbers((3,)), 0, [4], choices=4), (FLAT, torch.zeros(2, 0))
     for name in CONVOLUTIONS:
         size = SMALLEST[name]
         modules[f"Spatial {name} channels first"] = Spatial((3, size, size), name, 4), (image(3, size, size),)

@@ -25,8 +25,12 @@ def test_clones_that_play_nothing_cannot_be_compared(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("env", "algorithm", "more", "message"),
     [
-        ("CartPole-v1", "sac", "", "actions that are discrete; these do: ppo"),
-        ("gymnasium.envs.classic_control:CartPole-v1", "sac", "", "actions that are discrete; these do: ppo"),
+        (
+            "gymnasium.envs.classic_control:CartPole-v1",
+            "sac",
+            "network.distribution='squashed'",
+            "distribution is squashed, but actions are discrete",
+        ),
         ("CartPoel-v1", "ppo", "", "no environment 'CartPoel-v1': the nearest known id is 'CartPole-v1'"),
         ("Pendulum-v1", "bc", "", "'bc' imitates recorded steps, but there are none"),
         (
