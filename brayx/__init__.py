@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from brayx.errors import BrayxError
     from brayx.front import serve, train
     from brayx.gamecore.client import AsyncClient, Client
+    from brayx.gamecore.contract import Contract
+    from brayx.gamecore.contract_client import ContractClient
     from brayx.gamecore.fields import array_field, index_field, number_field
     from brayx.jobs.evaluate import evaluate
     from brayx.local.train import train_local
@@ -49,6 +51,8 @@ _HOME = {
     "BufferConfig": "brayx.replay.config",
     "Client": "brayx.gamecore.client",
     "Columns": "brayx.types",
+    "Contract": "brayx.gamecore.contract",
+    "ContractClient": "brayx.gamecore.contract_client",
     "Dataset": "brayx.replay.files",
     "DialledModel": "brayx.model.dialled",
     "Domain": "brayx.search.space",
@@ -99,6 +103,8 @@ __all__ = [
     "BufferConfig",
     "Client",
     "Columns",
+    "Contract",
+    "ContractClient",
     "Dataset",
     "DialledModel",
     "Domain",

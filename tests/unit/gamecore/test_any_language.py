@@ -136,6 +136,14 @@ def test_cpp(walking: tuple[dict[str, str], list[Tick]], tmp_path: Path) -> None
     play([program, urls["tcp"], GAMES], tmp_path, stops)
 
 
+def test_python(walking: tuple[dict[str, str], list[Tick]], tmp_path: Path) -> None:
+    urls, stops = walking
+    text = source(".py", tmp_path).read_text()
+    assert sum(map(bool, text.splitlines())) <= 12
+    exec(text.replace("tcp://127.0.0.1:8101", urls["tcp"]), {"__name__": "snippet"})
+    assert [(tick.terminated, tick.truncated, tick.reward) for tick in stops] == [(True, False, 1.0)] * 100
+
+
 def test_a_unity_project(walking: tuple[dict[str, str], list[Tick]], tmp_path: Path) -> None:
     if not shutil.which("mcs"):
         pytest.skip("no Mono here")
