@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from brayx.jobs.mlagents import LearnOptions
 
 HELP = "train a Unity project by the options and the YAML of ML-Agents' mlagents-learn"
+_EXPORT_S = 60.0
+"""Seconds for the models of an interrupted training, whose checkpoint is saved: MLflow may have to be loaded for it."""
 _FLAG: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
 _NEGATION: dict[str, Any] = {"action": "store_true"}
 _OF_BUILDS = ("num", "headless", "restarts", "lifetime_restarts", "restarts_within_s")
@@ -102,6 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
         from brayx.jobs.contracts import plain_name
         from brayx.jobs.export import export_behaviours
         from brayx.jobs.mlagents import learn_options
+        from brayx.shutdown import end_within, is_ending
         from brayx.tracking import tracking_uri
 
         learn = learn_options(arguments.config, flags_of(arguments))
@@ -113,6 +116,8 @@ def run(arguments: argparse.Namespace) -> int:
         uri = tracking_uri(arguments.tracking or job.tracking.uri)
         job, resume = _started(learn, job, uri)
         result = train_job(job, resume=resume, tracking=uri)
+        if is_ending():
+            end_within(_EXPORT_S)
         for line in export_behaviours(
             result.trial, "unity", Path(learn.checkpoints.results_dir, plain_name(job.trial))
         ):

@@ -33,8 +33,8 @@ ROOT = Path(__file__).parents[2]
 TEMPLATES = ROOT / "pipelines" / "templates"
 BIN = Path(sys.executable).parent
 MARK = "BRAYX_TEST_COMMAND"
-WRITES_TRIALS = ("train", "demo", "tune", "mlagents-learn")
-"""Commands that make an MLflow store where there is none."""
+WRITES_TRIALS = ("train", "demo", "tune")
+"""Commands that make an MLflow store where there is none, and do not load MLflow to look into one."""
 FREE_PORTS = ("actor.port=0", "actor.native_port=0", "actor.tcp_port=0")
 """Overrides of a job with free ports."""
 NO_RAY = """
