@@ -88,7 +88,9 @@ def check_module(module: str, folder: str = "") -> None:
     parts = module.split(".")
     places = [folder] if folder and parts[0] != _OWN else []
     spec = PathFinder.find_spec(parts[0], places) or _find_installed(parts[0])
-    spec = spec or PathFinder.find_spec(parts[0], [str(SHIPPED)])
+    if spec is None:
+        shipped = PathFinder.find_spec(parts[0], [str(SHIPPED)])
+        spec = shipped if shipped is not None and shipped.origin is not None else None  # its folders are no packages
     for part in parts[1:]:
         if spec is None or spec.submodule_search_locations is None:
             break
@@ -104,7 +106,7 @@ def _refuse_other_of_same_name(module: str, folder: str) -> None:
     top = module.split(".")[0]
     intended = next((path for path in (Path(folder, f"{top}.py"), Path(folder, top)) if path.exists()), None)
     loaded = sys.modules.get(top)
-    if intended is None or loaded is None or top == _OWN:  # a folder "brayx" may be a checkout, or anything
+    if intended is None or loaded is None or top == _OWN:  # the current folder may hold a checkout of brayx
         return
     places = [loaded.__file__] if getattr(loaded, "__file__", None) else []
     places += list(getattr(loaded, "__path__", []))

@@ -32,9 +32,10 @@ from brayx.errors import (
     ServiceFull,
     SessionExists,
     SessionLost,
+    SessionUnknown,
 )
 from brayx.faults import report
-from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.gamecore.protocol import PROBE, StepKind, StepRequest
 from brayx.logs import limited, one_line
 from brayx.metrics import MAX_NOTE, Recorder
 
@@ -116,6 +117,8 @@ class SessionTable(Service):
 
     def refused(self, error: BrayxError) -> None:
         """See `Service.refused`."""
+        if isinstance(error, SessionUnknown) and PROBE in error.message:
+            return
         note = ""
         if isinstance(error, ProtocolError):  # others are counted where they come
             where = "".join(f" ({line})" for line in getattr(error, "__notes__", []))

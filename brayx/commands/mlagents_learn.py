@@ -117,6 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
         job, resume = _started(learn, job, uri)
         result = train_job(job, resume=resume, tracking=uri)
         if is_ending():
+            say(f"writing the models, for at most {_EXPORT_S:g} s")
             end_within(_EXPORT_S)
         for line in export_behaviours(
             result.trial, "unity", Path(learn.checkpoints.results_dir, plain_name(job.trial))

@@ -110,14 +110,14 @@ def _model(model: PoolModel) -> ModelDocument:
     before = None
     for entry, created_s in model.versions:
         aliases = sorted(alias for alias, version in model.aliases.items() if version == entry.version)
-        step = entry.tags.get(STEP_TAG, "")
+        played = entry.tags.get("env_steps") or entry.tags.get(STEP_TAG, "")
         if "champion" in aliases:
             before = tracking.replaced(entry)
         versions.append(
             VersionDocument(
                 version=entry.version,
                 aliases=aliases,
-                step=int(step) if step.isdigit() else None,
+                step=int(played) if played.isdigit() else None,
                 created_s=created_s,
                 trial=entry.run_id,
                 tags=dict(entry.tags),

@@ -11,7 +11,7 @@ import uuid
 from brayx.errors import BrayxError, TransportError
 from brayx.gamecore import transports
 from brayx.gamecore.auth import sign
-from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.gamecore.protocol import PROBE, StepKind, StepRequest
 
 
 def probe(url: str, *, key: str = "", secret: bytes = b"", timeout_s: float) -> BrayxError:
@@ -25,7 +25,7 @@ def probe(url: str, *, key: str = "", secret: bytes = b"", timeout_s: float) -> 
     Returns:
         the service's refusal, a `SessionError` if it is well and accepts the key; or the error of the connection.
     """
-    session, now = f"brayx-probe-{uuid.uuid4().hex}", str(int(time.time()))
+    session, now = f"{PROBE}{uuid.uuid4().hex}", str(int(time.time()))
     shown = (key, now, sign(secret, key, session, now)) if secret else ("", "", "")
     # Numbered, so that a WebSocket takes it without a start.
     request = StepRequest(StepKind.TICK, session, b"", *shown, seq=0)

@@ -17,6 +17,9 @@ SESSION_PATH = "/session"
 WS_SUBPROTOCOL = "brayx.v1"
 """WebSocket subprotocol in which a message is one kind byte and the body; without it, a message is a bare tick body."""
 
+PROBE = "brayx-probe-"
+"""Prefix of the sessions by which `brayx.gamecore.probe` asks whether a service is there. Their refusal is no game's
+fault."""
 DEFAULT_MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_SESSION_CHARS = 256
 MAX_CREDENTIAL_CHARS = 256

@@ -187,8 +187,8 @@ class JobConfig(BaseModel):
 
     @property
     def files_folder(self) -> str:
-        """Where its games run and its relative paths start: its folder; of a job that brayx ships ``""``, since another
-        machine may lack the folder where the command runs."""
+        """Where its games run and its relative paths start: its folder; of a job that brayx ships ``""``, the current
+        folder of each process, since another machine may lack that of the command."""
         return "" if is_shipped(self.file) else self.folder
 
     @property

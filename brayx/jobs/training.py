@@ -198,6 +198,8 @@ class JobTraining(abc.ABC):
             return self._run(Sources(self.job, self.buffers, self.layout.env))
 
     def _run(self, sources: Sources) -> TrainResult:
+        from brayx.actor.doors.ports import OPEN, open_to_all  # with the doors, whose parts load slowly
+
         say, learning = self.progress.say, self.learning
         actor = self.job.actors[self.actor] if self.actor else None
         began, seconds, summary = time.monotonic(), 0.0, None
@@ -216,6 +218,8 @@ class JobTraining(abc.ABC):
                 with running_parts((sources, *self.rollouts, games), self.end, stopping=self.end_waits):
                     if actor is not None:
                         say(f"{games}; the door is {self.urls['http']}")
+                        if open_to_all(actor):
+                            say(OPEN)
                     self.watch(sources, games)
                     seconds = time.monotonic() - began
                 with self.end.paused():

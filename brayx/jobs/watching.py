@@ -44,6 +44,8 @@ _HOW_TO_RETURN = (
     'true at a time limit; `done` is not read. An agent of your own must call record("episode_return", ...)'
 )
 _TROUBLE = ("requests_refused", "fragments_dropped", "replay_dropped")
+_STRANGERS = "requests_refused.unauthorized"
+"""Requests without a valid key, which anyone may send."""
 
 
 class Patience:
@@ -71,7 +73,8 @@ class Patience:
             losing: too large a share is lost, so `Losses` is about to end the training and to say why.
         """
         steps = numbers.get("env_steps", 0.0)
-        trouble = failures + _sum_of(self._counted, numbers)
+        strangers = numbers.get(_STRANGERS, 0.0) if self._counted else 0.0
+        trouble = failures + _sum_of(self._counted, numbers) - strangers
         if steps != self._steps:
             if self._steps is not None:
                 self._limit_s = NEXT_STEP_TIMEOUT_S
@@ -156,7 +159,10 @@ class Idle:
 
 
 class Absence(Silence):
-    """Says once a minute that no game plays in a job whose games a person starts: that wait has no deadline."""
+    """Says once a minute that no game has come to a job whose games a person starts: that wait has no deadline.
+
+    Of games that have played and left, `Departures` says so.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(0, clock)
@@ -171,7 +177,7 @@ class Absence(Silence):
         now, requests = self._clock(), (_sum_of(_REQUESTS, numbers), numbers.get(TICKS_THIS_RUN, 0.0))
         if requests != self._requests:
             self._requests, self._since, self._said = requests, now, now
-        if now - self._said < _HINT_S:
+        if now - self._said < _HINT_S or numbers.get(TICKS_THIS_RUN):
             return ""
         self._said = now
         return self.verdict()

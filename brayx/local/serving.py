@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from brayx.actor.agent import Services
 from brayx.actor.agent_actor import AgentActorFactory
-from brayx.actor.doors.ports import on_loopback
+from brayx.actor.doors.ports import OPEN, open_to_all
 from brayx.actor.examples import contract_facts
 from brayx.actor.host import LocalHost
 from brayx.actor.logs import SessionLogOpener
@@ -129,8 +129,6 @@ class Serving:
         tracing = tracing_of(config, job.project, recorder)
         self._recorders = recorders = recorders_of(job.recording, recorder, job.drawing, tracing)
         keys = Keys.configured(config.keys_file)
-        self.is_open = keys is None and not on_loopback(config, config.host)
-        """Whether any machine that reaches a door may play."""
         self._host = LocalHost(
             config,
             Runtime(
@@ -302,8 +300,8 @@ def serve(
             more = " --time-scale 1" * (engine == "unity")
             more += " --key ID --keys-file FILE" * (serving.config.keys_file is not None)
             say(f"to play in {engine.capitalize()}: brayx bridge {engine} --url {url}{more}")
-        if serving.is_open:
-            say("any machine that reaches these doors may play: require keys, see `brayx keys new`")
+        if open_to_all(serving.config):
+            say(OPEN)
         if serving.config.num_workers > 1:
             say(f"{serving.actor}.num_workers is {serving.config.num_workers}: replicas need Ray, see `serve run`")
         shown: dict[str, list[str]] = {}

@@ -25,8 +25,7 @@ def test_a_godot_project_is_learned_with_one_command_although_it_crashes(tmp_pat
     command = Command(["brayx", "train", "godot.yaml", *options], tmp_path, environment)
     with command as train, said_on_failure(train):
         assert train.ended() == 0
-    lines = (
-        "waiting for a game\n",
+    lines = (  # after "waiting for a game", unless a build was faster
         "observations: obs: 4 float32\n",
         "actions: steer: 2 numbers from -1 to 1; dash: one of 2 choices from 0\n",
         "it is learning: its first update came with ",

@@ -16,6 +16,7 @@ from brayx.actor.doors.shared_ports import HeldPort, check_shared_port
 from brayx.actor.doors.tcp import TcpConnection
 from brayx.actor.doors.ws1 import WebSockets
 from brayx.actor.service import Service
+from brayx.gamecore.auth import Keys
 from brayx.gamecore.doors import DOORS, http_urls
 from brayx.ports import is_loopback
 
@@ -24,6 +25,8 @@ _CONNECTIONS = {"tcp": TcpConnection}
 _HTTP_OPTION = DOORS["http"].option
 NATIVE_OPTIONS = (_HTTP_OPTION, *(DOORS[name].option for name in _CONNECTIONS))
 """Options with the ports of the native doors."""
+OPEN = "any machine that reaches these doors may play: require keys, see `brayx keys new`"
+"""What a person must know of doors that are `open_to_all`."""
 _LEAST_IDLE_S = 300.0
 """Minimum idle time before a connection is closed."""
 
@@ -106,6 +109,11 @@ class NativeDoors:
 def on_loopback(config: ActorConfig, host: str | None) -> bool:
     """Whether no other machine can reach a door: the native ones, and the main one at ``host``."""
     return is_loopback(host) and (not config.own_ports or is_loopback(config.native_host))
+
+
+def open_to_all(config: ActorConfig) -> bool:
+    """Whether any machine that reaches a door may play: it needs no key, and another machine can reach it."""
+    return not on_loopback(config, config.host) and Keys.configured(config.keys_file) is None
 
 
 def shown(host: str, port: int) -> str:

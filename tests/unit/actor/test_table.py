@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from brayx.actor.ends import over
 from brayx.actor.ownership import SessionSnapshot
 from brayx.actor.service import Holder, into
 from brayx.errors import (
@@ -15,7 +16,7 @@ from brayx.errors import (
     SessionResumed,
     SessionUnknown,
 )
-from brayx.gamecore.protocol import StepKind, StepRequest
+from brayx.gamecore.protocol import PROBE, StepKind, StepRequest
 from brayx.jobs.progress import error_lines
 from brayx.metrics import Recorder
 from tests.unit.actor.bench import Bench, Shared
@@ -46,9 +47,13 @@ async def test_a_refused_request_is_counted_with_what_its_client_did_wrong() -> 
     assert recorder.notes() == {"requests_refused.bad_body": "not that (session s)"}
     table.refused(BadBody("obs.ball[2] is nan, expected a finite number"))
     table.refused(QueueFull("no fault of the client"))
+    table.refused(over(f"{PROBE}1", "tick", ""))
+    table.refused(over("s", "tick", ""))
     numbers = recorder.summary()
     assert (numbers["requests_refused.bad_body"], numbers["requests_refused.queue_full"]) == (2, 1)
-    assert recorder.notes() == {"requests_refused.bad_body": "obs.ball[2] is nan, expected a finite number"}
+    assert numbers["requests_refused.session_unknown"] == 1, "but not of a client that only asks whether we are there"
+    notes = recorder.notes()
+    assert notes["requests_refused.bad_body"] == "obs.ball[2] is nan, expected a finite number"
     assert error_lines(numbers, recorder.notes()) == [
         "2 requests refused (bad_body); the newest: obs.ball[2] is nan, expected a finite number"
     ]

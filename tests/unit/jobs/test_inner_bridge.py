@@ -13,6 +13,7 @@ import pytest
 
 from brayx.actor.config import GamecoreConfig
 from brayx.errors import StartupError
+from brayx.gamecore.auth import Keys
 from brayx.jobs.gamecores import Gamecores
 from brayx.jobs.inner_bridge import InnerBridge
 from tests.end_to_end.jobs import ROOT
@@ -65,6 +66,15 @@ def test_a_bridge_plays_in_this_process_and_ends_with_the_job(
         until(lambda: all(played.ended for played in service.sessions), "their episodes have ended")
     assert games.running == 0
     assert (games.restarts, games.failures) == (0, 0)
+
+
+def test_a_bridge_in_this_process_needs_no_key(tmp_path: Path) -> None:
+    with serving_contracts(Keys.parse("studio: a-secret-of-thirty-two-characters", "the test")) as service:
+        said: list[str] = []
+        with bridge(service, tmp_path, "unity --listen 0", said):
+            with Caller(port_in(said)) as caller:
+                UnityGame(2).play(caller, calls=3)
+            until(lambda: len(service.sessions) == 2, "both agents have played")
 
 
 def test_a_bridge_that_has_not_begun_yet_ends_too(service: ContractService, tmp_path: Path) -> None:

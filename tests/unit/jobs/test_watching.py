@@ -44,6 +44,8 @@ def test_errors_and_no_env_step_end_patience():
     patience = Patience(clock)
     numbers = {"requests_refused.agent_error": 0.0}
     assert not patience.is_over(numbers, failures=0)
+    clock.now = FIRST_STEP_TIMEOUT_S + 1
+    assert not patience.is_over({**numbers, "requests_refused.unauthorized": 9.0}, failures=0), "anyone may be refused"
     numbers["requests_refused.agent_error"] = 3.0
     clock.now = FIRST_STEP_TIMEOUT_S - 1
     assert not patience.is_over(numbers, failures=0)
