@@ -29,6 +29,8 @@ _running: set[NativeThread] = set()
 class NativeThread(threading.Thread):
     """A daemon thread that is stopped and joined when the interpreter exits, unless it has ended.
 
+    After a Ctrl-C during `join` it is still alive: Python 3.11 takes another thread for one that has ended.
+
     Args:
         target: runs in the thread.
         name: name of the thread.
@@ -38,6 +40,7 @@ class NativeThread(threading.Thread):
     def __init__(self, target: Callable[[], object], name: str, stop: Callable[[], object] = lambda: None) -> None:
         super().__init__(target=target, name=name, daemon=True)
         self.stop = stop
+        self._over = threading.Event()
 
     def start(self) -> None:
         """As `threading.Thread.start`."""
@@ -54,6 +57,15 @@ class NativeThread(threading.Thread):
             super().run()
         finally:
             _running.discard(self)
+            self._over.set()
+
+    def join(self, timeout: float | None = None) -> None:
+        """As `threading.Thread.join`."""
+        self._over.wait(timeout)
+
+    def is_alive(self) -> bool:
+        """As `threading.Thread.is_alive`."""
+        return self.ident is not None and not self._over.is_set()
 
 
 @atexit.register

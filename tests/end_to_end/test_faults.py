@@ -263,9 +263,10 @@ def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Interrupted:
             now = metrics_of(command)
             # The agent is told of the end after it is counted.
             ended = now.get("sessions_ended.disconnect", 0) >= 1 and now.get("agent_errors.on_session_end", 0) >= 1
-            return bool(gamecores(command) - games) and ended and now["sessions_active"] >= 2
+            learned = now.get("updates", 0) >= 1  # or there is nothing to save
+            return bool(gamecores(command) - games) and ended and learned and now["sessions_active"] >= 2
 
-        command.until(played_on, "the killed gamecore's session ended and another gamecore played")
+        command.until(played_on, "a killed gamecore's session ended, another one played, and was learned from")
         games_after = gamecores(command)
         metrics = metrics_of(command)
         control_c_in_time(command)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import threading
+import traceback
 
 import pytest
 
 from brayx.threads import NativeThread, _running
-from tests.waiting import WAIT_S
+from tests.waiting import WAIT_S, until
 
 STARTED = """
 import threading
@@ -52,3 +56,29 @@ def test_a_thread_that_ended_is_forgotten() -> None:
             thread.join(WAIT_S)
         assert not thread.is_alive()
         assert thread not in _running
+
+
+def test_a_ctrl_c_during_a_join_leaves_it_alive() -> None:
+    may_end, main = threading.Event(), threading.main_thread().ident
+    assert main is not None
+
+    def joins() -> bool:
+        return any(frame.name == "join" for frame in traceback.extract_stack(sys._current_frames()[main]))
+
+    def work() -> None:
+        until(joins, "the main thread waits")
+        os.kill(os.getpid(), signal.SIGINT)
+        may_end.wait(WAIT_S)
+
+    thread = NativeThread(work, "worker", may_end.set)
+
+    def joined() -> None:
+        thread.start()
+        thread.join(WAIT_S)
+
+    with pytest.raises(KeyboardInterrupt):
+        joined()
+    assert thread.is_alive()
+    may_end.set()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
