@@ -346,9 +346,8 @@ class SAC(Algorithm):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores a `state_dict`; temperatures are restored only if they are learned, not an option."""
         self._slow.load_state_dict(state["slow"])
-        if (
-            self.config.alpha is None and torch.isfinite(state["log_alpha"]).all()
-        ):  # a temperature of 0 cannot be learned
+        can_be_learned = torch.isfinite(state["log_alpha"]).all()  # a temperature of 0 cannot
+        if self.config.alpha is None and can_be_learned:
             self._log_alpha.data = state["log_alpha"].to(self._log_alpha, copy=True)
         self._alpha_optimizer.load_state_dict(state["alpha_optimizer"])
         self.optimise.load_state_dict(state["optimise"])

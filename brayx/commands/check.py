@@ -45,8 +45,9 @@ def run(arguments: argparse.Namespace) -> int:
         print(contract)
     job = JobConfig.load(arguments.config, overrides)
     check_code(job, job.actors, mode="train")
-    check_served_limits(by_contract(job))
-    for own in by_contract(job):
+    behaviours = by_contract(job)
+    check_served_limits(behaviours)
+    for own in behaviours:
         try:
             check_limits(own, learns=True)
         except ConfigError as error:
@@ -56,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     if job.needs_contract:
         check_before_games(job)
     elif len(job.trainers) == 1:
-        for own in by_contract(job) or [job]:
+        for own in behaviours or [job]:
             check_learning(own, opened)
     is_plain = arguments.contract is None and arguments.env is None
     print_result(documented(job) if is_plain else built(job), end="")

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 HELP = "train a Unity project by the options and the YAML of ML-Agents' mlagents-learn"
 _EXPORT_S = 60.0
-"""Seconds for the models of an interrupted training, whose checkpoint is saved: MLflow may have to be loaded for it."""
+"""Seconds to write the models of an interrupted training; loading MLflow takes most of it."""
 _FLAG: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
 _NEGATION: dict[str, Any] = {"action": "store_true"}
 _OF_BUILDS = ("num", "headless", "restarts", "lifetime_restarts", "restarts_within_s")
@@ -126,7 +126,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(result.summary())
     if result.finished:
         return 0
-    print("of mlagents-learn the same command with --resume goes on with it")
+    print("mlagents-learn: the same command with --resume goes on with it")
     return 130
 
 

@@ -20,7 +20,7 @@ from brayx.errors import ConfigError
 from brayx.jobs.document import JobFile, walk
 from brayx.jobs.former import forget_former
 from brayx.jobs.kinds import BoardConfig, FreeConfig, RenderConfig, SourceConfig
-from brayx.jobs.shipped import is_shipped, read_job
+from brayx.jobs.shipped import files_folder_of, is_shipped, read_job
 from brayx.league.config import LeagueConfig, SelfPlayConfig
 from brayx.model.config import ModelConfig
 from brayx.recording.config import RecordingConfig
@@ -187,9 +187,8 @@ class JobConfig(BaseModel):
 
     @property
     def files_folder(self) -> str:
-        """Where its games run and its relative paths start: its folder; of a job that brayx ships ``""``, the current
-        folder of each process, since another machine may lack that of the command."""
-        return "" if is_shipped(self.file) else self.folder
+        """Where its games run and its relative paths start, see `files_folder_of`."""
+        return files_folder_of(self.file, self.folder)
 
     @property
     def has_contract(self) -> bool:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from brayx.components import SHIPPED as TEMPLATES
 
-__all__ = ["TEMPLATES", "is_shipped", "job_file", "read_job"]
+__all__ = ["TEMPLATES", "files_folder_of", "is_shipped", "job_file", "read_job"]
 
 
 def job_file(path: str | Path) -> str:
@@ -18,6 +18,12 @@ def job_file(path: str | Path) -> str:
 def is_shipped(file: str | Path) -> bool:
     """Whether brayx ships this job. Its modules and files are those of the folder where the command runs."""
     return Path(file).parent.resolve() == TEMPLATES.resolve()
+
+
+def files_folder_of(file: str | Path, folder: str) -> str:
+    """Where a job's games run and its relative paths start: its folder; of a shipped job ``""``, the current folder of
+    each process, since another machine may lack that of the command."""
+    return "" if is_shipped(file) else folder
 
 
 def read_job(path: str | Path) -> str:

@@ -25,7 +25,7 @@ from brayx.jobs.contracts import contracts_of
 from brayx.jobs.document import JobFile, Loc, dotted, nearest, place_of, short, walk
 from brayx.jobs.former import remove_former
 from brayx.jobs.kinds import SourceConfig
-from brayx.jobs.shipped import is_shipped
+from brayx.jobs.shipped import files_folder_of
 from brayx.league.config import LeagueConfig
 from brayx.replay.config import buffer_options
 from brayx.rollout.component import RolloutComponent
@@ -141,7 +141,7 @@ class Validation:
         component = self._validate(KINDS[kind], value, (name,))
         if isinstance(component, ActorConfig) and component.keys_file is not None:
             # A replica runs in another working directory than the author of the file expects.
-            keys_file = Path("" if is_shipped(self.path) else self.folder, component.keys_file).absolute()
+            keys_file = Path(files_folder_of(self.path, self.folder), component.keys_file).absolute()
             component = component.model_copy(update={"keys_file": str(keys_file)})
         if component is not None:
             groups[GROUPS[kind]][name] = component
